@@ -9,7 +9,7 @@ __all__ = ["command"]
 _VERBS = {
     "drop": (
         "fusefs.commands.drop:drop",
-        "Forget what is cached of files and directories: attributes, blocks in memory, copies on the disk.",
+        "Drop cached data of files and directories: attributes, blocks in memory, copies on disk.",
     ),
     "export": (
         "fusefs.commands.export:export",
@@ -18,7 +18,7 @@ _VERBS = {
     "mount": ("fusefs.commands.mount:mount", "Show STORE as a tree of files at MOUNTPOINT."),
     "prefetch": (
         "fusefs.commands.prefetch:prefetch",
-        "Bring files and directories close before they are read: to the disk cache, else into memory.",
+        "Load files and directories before they are read: into the disk cache, or else into memory.",
     ),
     "stat": (
         "fusefs.commands.stat:stat",
@@ -26,11 +26,11 @@ _VERBS = {
     ),
     "umount": (
         "fusefs.commands.umount:umount",
-        "Unmount, and return when the process behind it is gone and everything is published.",
+        "Unmount, and return when its process has ended and everything is published.",
     ),
     "verify": (
         "fusefs.commands.verify:verify_command",
-        "Check that every object a manifest of STORE names is there and whole.",
+        "Check that every object that a manifest of STORE names is present and complete.",
     ),
 }
 """Where each verb lies, and what ``--help`` says of it.

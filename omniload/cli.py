@@ -9,15 +9,15 @@ __all__ = ["command"]
 _VERBS = {
     "add": (
         "omniload.commands.edits.verbs:add",
-        "Add source NAME to RUN, from a step on; stages of the file that begin later give it the same share.",
+        "Add source NAME to RUN from a step on, with the same share in all later stages of the file.",
     ),
     "audit": (
         "omniload.commands.runs.audit:audit",
-        "Say which samples were in a step and on which rank, and prove it.",
+        "Show which samples were in a step and on which rank, and prove it.",
     ),
     "bench": (
         "omniload.commands.bench:bench",
-        "Measure the data plane alone: tokens per second, waits, balance.",
+        "Measure the data plane without a trainer: tokens per second, waits, balance.",
     ),
     "check": (
         "omniload.commands.check:check",
@@ -29,14 +29,17 @@ _VERBS = {
     ),
     "doctor": (
         "omniload.commands.runs.doctor:doctor",
-        "Say what is slow in RUN, who waits for whom, and what to change.",
+        "Show what is slow in RUN, which role waits for which, and what to change.",
     ),
     "drawn": (
         "omniload.commands.runs.drawn:drawn",
-        "Write which records RUN had drawn, for a run of other rows, another batch or tokenizer.",
+        "Write which records RUN has drawn, for a run with other rows, another batch or another tokenizer.",
     ),
     "import": ("omniload.commands.import_:import_mix", "Read FILE of another tool as a mix file."),
-    "plan": ("omniload.commands.plan:plan", "Say what a run will draw, before anything starts."),
+    "plan": (
+        "omniload.commands.plan:plan",
+        "Predict what a run will draw, before anything starts.",
+    ),
     "preview": (
         "omniload.commands.preview:preview",
         "Show a few real rows of a step: their documents, bounds and first words.",
@@ -47,7 +50,7 @@ _VERBS = {
     ),
     "sample": (
         "omniload.commands.corpus.sample:sample",
-        "Build a corpus of very different sources from this Python installation, and a tokenizer.",
+        "Build a tokenizer and a corpus of very different sources from this Python installation.",
     ),
     "schema": (
         "omniload.commands.schema:schema",
@@ -59,17 +62,17 @@ _VERBS = {
     ),
     "show": (
         "omniload.commands.runs.show:show",
-        "Show how far a run has come: steps, shares against their targets, epochs, edits, losses, groups, costs.",
+        "Show the progress of a run: steps, shares and their targets, epochs, edits, losses, groups, costs.",
     ),
     "simulate": (
         "omniload.commands.simulate:simulate",
-        "Say what the data plane of a job would do, before it is started.",
+        "Simulate the data plane of a job before the job is started.",
     ),
     "skip": (
         "omniload.commands.edits.skip:skip",
-        "Leave out what made the loss of RUN jump: steps that it trained on, a shard, or a source.",
+        "Leave out the steps, the shard or the source that made the loss of RUN jump.",
     ),
-    "stats": ("omniload.commands.stats:stats", "Look at the data of FILE before it is trained on."),
+    "stats": ("omniload.commands.stats:stats", "Analyse the data of FILE before training on it."),
     "steer": (
         "omniload.commands.edits.steer:steer",
         "Adjust the weights of RUN while it runs, by the policy of FILE.",
@@ -80,7 +83,7 @@ _VERBS = {
     ),
     "tokenise": (
         "omniload.commands.corpus.tokenise:tokenise",
-        "Make the tokens of FILE before its run, and keep them in its token cache.",
+        "Tokenise the text of FILE before its run, and store the tokens in its token cache.",
     ),
     "top": (
         "omniload.commands.runs.top:top",
@@ -88,11 +91,11 @@ _VERBS = {
     ),
     "undo": (
         "omniload.commands.edits.verbs:undo",
-        "Undo the latest edit of RUN that still holds: from a step on, what held before it holds again.",
+        "Undo the latest edit of RUN that is in effect, from a step on.",
     ),
     "watch": (
         "omniload.commands.edits.watch:watch",
-        "Keep the mix of RUN as FILE says, now and each time FILE is saved.",
+        "Apply FILE to the mix of RUN, now and each time FILE is saved.",
     ),
 }
 """Where each verb lies, and what ``--help`` says of it.

@@ -9,19 +9,19 @@ __all__ = ["command"]
 _VERBS = {
     "crossover": (
         "trainer_integration.commands.crossover:crossover",
-        "Measure on this host whether a2a or ag_rs is the faster for the layers of CONFIG; write OUTPUT.",
+        "Measure on this host whether a2a or ag_rs is faster for the layers of CONFIG; write OUTPUT.",
     ),
     "export": (
         "trainer_integration.commands.export:export",
-        "Write the model of RUN to FOLDER as Hugging Face's Mixtral, with the tokenizer that its mix names.",
+        "Write the model of RUN to FOLDER as a Hugging Face Mixtral, with the tokenizer of its mix.",
     ),
     "run": (
         "trainer_integration.commands.run:run_job",
-        "Train as CONFIG says: data plane, ranks, restarts, report.",
+        "Train as described in CONFIG: data plane, ranks, restarts, report.",
     ),
     "sample": (
         "trainer_integration.commands.sample:sample",
-        "Print text as the model of RUN goes on from a prompt.",
+        "Print the text with which the model of RUN continues a prompt.",
     ),
     "schema": (
         "trainer_integration.commands.schema:schema",
@@ -29,15 +29,15 @@ _VERBS = {
     ),
     "show": (
         "trainer_integration.commands.show:show",
-        "Show what RUN, a run's folder or its training file, came to.",
+        "Show the results of RUN, a run's folder or its training file.",
     ),
     "verify": (
         "trainer_integration.commands.verify:verify",
-        "Prove that RUN, however often it was interrupted, saw the samples of an unbroken run.",
+        "Prove that RUN, however often it was interrupted, saw the samples of an uninterrupted run.",
     ),
     "watch": (
         "trainer_integration.commands.watch:watch",
-        "Watch RUN, a run's folder or its training file, as it goes on.",
+        "Watch the progress of RUN, a run's folder or its training file.",
     ),
 }
 """Where each verb lies, and what ``--help`` says of it.

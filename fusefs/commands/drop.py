@@ -18,7 +18,7 @@ __all__ = ["drop"]
 @click.argument("paths", nargs=-1, required=True)
 @cache_options
 def drop(paths: tuple[str, ...], store: str | None, **cache: str | None) -> None:
-    """Forget what is cached of files and directories: attributes, blocks in memory, copies on the disk.
+    """Drop cached data of files and directories: attributes, blocks in memory, copies on disk.
 
     \b
     Example:

@@ -28,13 +28,13 @@ __all__ = ["export"]
 @click.command("export")
 @click.argument("file")
 @click.argument("target")
-@click.option("--store", help="FILE lies in this store; not needed on a mount.")
-@click.option("--force", is_flag=True, help="Replace what is there already.")
+@click.option("--store", help="Store that contains FILE; not needed on a mount.")
+@click.option("--force", is_flag=True, help="Replace existing files.")
 @click.option("--json", "as_json", is_flag=True)
 def export(file: str, target: str, store: str | None, force: bool, as_json: bool) -> None:
     """Copy FILE, or all files below it, to plain files at TARGET: a path or any store's URL.
 
-    Folders on the way to TARGET are made. Symbolic links below FILE are left out.
+    Missing parent folders of TARGET are created. Symbolic links below FILE are left out.
 
     \b
     Example:

@@ -18,22 +18,32 @@ __all__ = ["mount"]
 @click.argument("store")
 @click.argument("mountpoint")
 @click.option(
-    "-c", "--config", type=click.Path(exists=True, dir_okay=False), help="YAML of files: settings."
+    "-c",
+    "--config",
+    type=click.Path(exists=True, dir_okay=False),
+    help="YAML file with settings under files.",
 )
-@click.option("-o", "options", multiple=True, help="ro, allow_other, or KEY=VALUE of the mount.")
-@click.option("-f", "--foreground", is_flag=True, help="Stay until it is unmounted.")
-@click.option("--log", type=click.Path(dir_okay=False), help="Where the daemon logs.")
+@click.option(
+    "-o",
+    "options",
+    multiple=True,
+    help="ro, allow_other, or a setting of the mount as KEY=VALUE; repeatable.",
+)
+@click.option(
+    "-f", "--foreground", is_flag=True, help="Stay in the foreground until it is unmounted."
+)
+@click.option("--log", type=click.Path(dir_okay=False), help="Log file of the daemon.")
 @click.option(
     "--bridge",
     type=click.Choice(["auto", "pyfuse3", "device"]),
-    help="How the kernel is spoken to.",
+    help="Binding to the kernel.",
 )
 @click.option(
     "--take-over",
     is_flag=True,
-    help="Go on with the mount a daemon has there, and with its watch; always by bridge=device.",
+    help="Take over the mount of a running daemon, and its watch; always with bridge=device.",
 )
-@click.option("--watch", is_flag=True, help="Mount again whenever the daemon dies.")
+@click.option("--watch", is_flag=True, help="Mount again each time the daemon dies.")
 def mount(  # noqa: PLR0913, PLR0917 -- one per option
     store: str,
     mountpoint: str,

@@ -22,7 +22,7 @@ __all__ = ["prefetch"]
 @click.option("--json", "as_json", is_flag=True)
 @cache_options
 def prefetch(paths: tuple[str, ...], as_json: bool, store: str | None, **cache: str | None) -> None:
-    """Bring files and directories close before they are read: to the disk cache, else into memory.
+    """Load files and directories before they are read: into the disk cache, or else into memory.
 
     \b
     Example:

@@ -16,7 +16,7 @@ __all__ = ["stat"]
 
 @click.command("stat")
 @click.argument("file")
-@click.option("--store", help="Look into this store instead of a mount.")
+@click.option("--store", help="Store that contains FILE; not needed on a mount.")
 @click.option("--json", "as_json", is_flag=True)
 def stat(file: str, store: str | None, as_json: bool) -> None:
     """Show how FILE is stored: plain or striped, unit, count, objects.

@@ -19,14 +19,14 @@ __all__ = ["cache_options", "in_store", "opened", "opened_with_cache", "require_
 def cache_options(verb: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that name a store and its disk cache instead of a mount."""
     options = (
-        click.option("--store", help="PATHS lie in this store; not needed on a mount."),
-        click.option("--disk-cache", help="Directory of the disk cache, with --store."),
-        click.option("--capacity", help="Most bytes of it, 64GiB unless given."),
+        click.option("--store", help="Store that contains PATHS; not needed on a mount."),
+        click.option("--disk-cache", help="With --store: directory of the disk cache."),
+        click.option("--capacity", help="Largest size of the disk cache; 64GiB by default."),
         click.option(
             "-c",
             "--config",
             type=click.Path(exists=True, dir_okay=False),
-            help="YAML of files: settings, with --store.",
+            help="With --store: YAML file with settings under files.",
         ),
     )
     for option in options:

@@ -16,13 +16,13 @@ __all__ = ["umount"]
     type=DURATION,
     default="5m",
     show_default=True,
-    help="Most time to wait for its process.",
+    help="How long to wait for its process.",
 )
 def umount(mountpoint: str, within: float) -> None:
-    """Unmount, and return when the process behind it is gone and everything is published.
+    """Unmount, and return when its process has ended and everything is published.
 
-    Files that are being written must be closed first. Ends with 3 where the process is still
-    there, and with 5 where something could not be published.
+    Close all files that are being written first. The exit code is 3 if the process is still there, and 5 if something
+    could not be published.
 
     \b
     Example:

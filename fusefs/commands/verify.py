@@ -16,18 +16,18 @@ __all__ = ["verify_command"]
 
 @click.command("verify")
 @click.argument("store")
-@click.option("--repair", is_flag=True, help="End interrupted replacements, remove orphans.")
+@click.option("--repair", is_flag=True, help="Finish interrupted replacements, and remove orphans.")
 @click.option("--read-data", is_flag=True, help="Read every unit and compare its checksum.")
 @click.option(
     "--grace",
     type=FiniteRange(min=0),
     default=3600.0,
     show_default=True,
-    help="Seconds a write may take.",
+    help="Seconds that a write may take.",
 )
 @click.option("--json", "as_json", is_flag=True)
 def verify_command(store: str, repair: bool, read_data: bool, grace: float, as_json: bool) -> None:
-    """Check that every object a manifest of STORE names is there and whole.
+    """Check that every object that a manifest of STORE names is present and complete.
 
     \b
     Example:

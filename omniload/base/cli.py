@@ -51,7 +51,7 @@ _OURS = {
     ),
     "image": (
         "snapshot.commands.image:command",
-        "Run container images that are fetched as they are read.",
+        "Run container images whose bytes are fetched as they are read.",
     ),
     "mix": (
         "omniload.cli:command",

@@ -62,12 +62,12 @@ class _Measured:
     type=click.IntRange(min=2),
     default=100,
     show_default=True,
-    help="Steps to take, the first of which is not timed.",
+    help="Steps to take; the first step is not timed.",
 )
 @click.option(
     "--runtime",
     type=click.Choice(["auto", "local", "ray"]),
-    help="Runtime to use instead of the file's.",
+    help="Runtime to use in place of the one in the file.",
 )
 @dp_option
 @cache_option
@@ -83,9 +83,9 @@ def bench(  # noqa: PLR0913 -- one for each option
     store_timeout: float,
     as_json: bool,
 ) -> None:
-    """Measure the data plane alone: tokens per second, waits, balance.
+    """Measure the data plane without a trainer: tokens per second, waits, balance.
 
-    Every rank's batches are taken as fast as they come, in one process.
+    One process takes the batches of all ranks as fast as they come.
 
     \b
     Example:

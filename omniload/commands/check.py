@@ -117,7 +117,7 @@ class _KeptShards:
 @dp_option
 @cache_option
 @json_option
-@click.option("--all-faults", is_flag=True, help="Say every fault, not the first 50.")
+@click.option("--all-faults", is_flag=True, help="Report every fault, not only the first 50.")
 @store_option
 def check(
     file: Path,
@@ -130,9 +130,9 @@ def check(
 ) -> None:
     """Check a mix file and everything it names: files, footers, tokenizer, batch.
 
-    All faults are reported at once. The first records of every source, and of seven more of its
-    files, are decoded, and not again until its files, its settings or the tokenizer change.
-    Nothing is written but that and the indexes of the sources, in the cache folder.
+    All faults are reported together. The first records of every source, and of seven more of its files, are decoded;
+    the result is reused until the files, the settings or the tokenizer change. The command writes only this result and
+    the indexes of the sources, both in the cache folder.
 
     \b
     Example:

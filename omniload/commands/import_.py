@@ -30,13 +30,14 @@ __all__ = ["import_mix"]
     "tool",
     type=click.Choice(sorted(TOOLS)),
     required=True,
-    help="Whose file it is; of Mosaic's streams, llm-foundry. Of megatron it holds the words of --data-path.",
+    help="Tool that the file belongs to; llm-foundry for the streams of Mosaic. For megatron, the file "
+    "holds the arguments of --data-path.",
 )
 @click.option(
     "--output",
     "-o",
     type=click.Path(path_type=Path),
-    help="The mix file; printed where it is not given.",
+    help="Mix file to write; by default, the mix is printed.",
 )
 @click.option(
     "--tokenizer", type=click.Path(path_type=Path), help="tokenizer.json, or the folder of a model."
@@ -49,16 +50,16 @@ __all__ = ["import_mix"]
     help="Tokens of a step over all ranks, such as 4Mi.",
 )
 @click.option("--micro", type=COUNT, metavar="TOKENS", help="Tokens of a microbatch of a rank.")
-@click.option("--seed", type=click.IntRange(min=0), help="In place of the file's.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed, in place of the one in the file.")
 @click.option("--text", metavar="NAME", help="Column, key or extension of the text.")
 @click.option("--tokens", metavar="NAME", help="Column of token ids.")
 @click.option(
     "--type",
     "source_type",
     type=click.Choice(SOURCE_TYPES),
-    help="Of sources whose paths do not say it.",
+    help="Type of sources whose paths do not show it.",
 )
-@click.option("--dtype", metavar="TYPE", help="Of the ids of flat files, such as uint16.")
+@click.option("--dtype", metavar="TYPE", help="Type of the ids in flat files, such as uint16.")
 @click.option(
     "--end-of-document",
     type=click.IntRange(min=0),
@@ -68,29 +69,28 @@ __all__ = ["import_mix"]
 @click.option(
     "--documents",
     type=click.Choice(["joined", "apart"]),
-    help="Whether attention goes across the documents of a row that is cut from them, of megatron, nanotron and "
-    "olmo-core.",
+    help="For megatron, nanotron and olmo-core: whether attention crosses the documents in a row.",
 )
 @click.option(
     "--template",
     type=click.Path(path_type=Path),
-    help="File of the chat template (Jinja), where the tool keeps one of its own.",
+    help="File of the chat template (Jinja), if the tool keeps a template of its own.",
 )
 @click.option(
     "--placeholder",
     metavar="TOKEN",
-    help="Token that stands for the embeddings of an image: its id, or its name in the vocabulary.",
+    help="Token in the place of the embeddings of an image: its id, or its name in the vocabulary.",
 )
 @click.option(
     "--state",
     type=click.Path(path_type=Path),
-    help="A state of the tool's loader: what it had drawn is left out of the first epoch. Needs --output.",
+    help="A state of the tool's loader; the first epoch leaves out the records that it had drawn. Needs --output.",
 )
 @click.option(
     "--leave-out",
     multiple=True,
     metavar="KEY",
-    help="Go on without a key that would refuse the file.",
+    help="Ignore a key that would cause the file to be refused.",
 )
 @json_option
 def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
@@ -116,11 +116,11 @@ def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
 ) -> None:
     """Read FILE of another tool as a mix file.
 
-    Each key is carried over, noted as one without an equivalent that changes no sample, or refuses the file: nothing is
-    left out silently. Options give what a tool keeps in code or on its command line. `omniload mix check` reads data.
+    Each key is carried over, or noted because it has no equivalent and changes no sample, or the file is refused.
+    Options supply settings that a tool keeps in code or on its command line. `omniload mix check` then reads the data.
 
-    A state is read as JSON, of llm-foundry (one of Mosaic Streaming) and torchdata. What its unfinished epoch had drawn
-    is written beside the mix file, which names it: the first epoch leaves those records out, and none is lost.
+    A state is JSON, from llm-foundry (a state of Mosaic Streaming) or torchdata. The records that its unfinished epoch
+    had drawn are written next to the mix file, and the first epoch leaves them out; none is lost.
 
     \b
     Example:

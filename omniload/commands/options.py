@@ -83,13 +83,13 @@ store_option = click.option(
     type=WAIT,
     default="30s",
     show_default=True,
-    help="How long a store has to answer at all, such as 2m; listing it may take longer.",
+    help="How long to wait for the first answer of a store, such as 2m; listing it may take longer.",
 )
 """Of a command that asks the stores of sources before anything else."""
 
 cache_option = click.option(
     "--cache-dir",
     type=click.Path(path_type=Path),
-    help="Folder that keeps indexes of sources; a folder of the mix file's own under ~/.cache by default.",
+    help="Folder for the indexes of sources; by default, a folder for this mix file under ~/.cache.",
 )
 """Where indexes are kept."""

@@ -60,15 +60,15 @@ _SHOWN = 20
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    help="Steps of the run; by default as many as it has until the mix ends by itself, if it does.",
+    help="Steps of the run; by default all steps until the mix ends, if it ends.",
 )
 @click.option(
     "--rehearse",
     type=click.IntRange(min=1),
-    help="Steps to plan for real; by default up to 64, or all of a short run, as long as they hold 16 million tokens.",
+    help="Steps to really plan; by default up to 64, or all steps of a short run, up to 16 million tokens.",
 )
 @click.option(
-    "--resources", is_flag=True, help="Say which loaders there would be, and why, and plan no step."
+    "--resources", is_flag=True, help="Show which loaders would run, and why, and plan no step."
 )
 @dp_option
 @cache_option
@@ -85,11 +85,11 @@ def plan(  # noqa: PLR0913 -- one for each option
     store_timeout: float,
     as_json: bool,
 ) -> None:
-    """Say what a run will draw, before anything starts.
+    """Predict what a run will draw, before anything starts.
 
-    Tokens and epochs of each source come from its counted records and a sample of their lengths, of
-    a short run from all its steps; packing and balance from steps that are planned for real. Of a run
-    that a fault would end, the steps before are planned, and the command ends with the fault.
+    Tokens and epochs of each source are estimated from its number of records and a sample of their lengths; for a short
+    run, they come from all its steps. Packing and balance come from steps that are really planned. If a fault would end
+    the run, the steps before the fault are planned, and the command ends with that fault.
 
     \b
     Example:

@@ -86,7 +86,7 @@ class _Row:
     "--html",
     "page",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a page that shows the documents whole, with their images, and marks what is trained on.",
+    help="Write a page with the whole documents and their images, in which the trained tokens are marked.",
 )
 @dp_option
 @cache_option
@@ -105,8 +105,8 @@ def preview(  # noqa: PLR0913 -- options
 ) -> None:
     """Show a few real rows of a step: their documents, bounds and first words.
 
-    Of conversations, and whatever else has a mask, it shows which words are trained on, special tokens among them.
-    Steps before the one asked for are planned too, because they decide what it holds.
+    For conversations, and all other samples with a mask, the command shows which words are trained on, including
+    special tokens. Earlier steps are planned too, because they decide which samples are in this one.
 
     \b
     Example:

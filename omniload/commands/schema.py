@@ -12,7 +12,7 @@ __all__ = ["schema"]
 def schema() -> None:
     """Print the JSON schema of a mix file: every key, its meaning, range and default.
 
-    An editor checks a file whose first line names it: # yaml-language-server: $schema=mix.schema.json
+    An editor checks a file whose first line names the schema: # yaml-language-server: $schema=mix.schema.json
 
     \b
     Example:

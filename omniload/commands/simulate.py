@@ -97,50 +97,52 @@ class _Asked:
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Hosts that they are on.",
+    help="Hosts of the ranks.",
 )
 @click.option(
     "--sources",
     type=click.IntRange(1, 32_767),
-    help="Sources: those of the file, each as often as it takes; by default once.",
+    help="Number of sources: those of the file are repeated as often as needed; by default each is there once.",
 )
 @click.option(
     "--tokens",
     type=COUNT,
-    help="Tokens of a step over all ranks, such as 32M; by default as the file says.",
+    help="Tokens of a step over all ranks, such as 32M; by default those of the file.",
 )
 @click.option(
     "--step-time",
     type=DURATION,
     default="0s",
     show_default=True,
-    help="What training on a step takes, such as 800ms; 0 takes batches as fast as they come.",
+    help="Time to train on a step, such as 800ms; 0 takes batches as fast as they come.",
 )
 @click.option(
     "--steps",
     type=click.IntRange(2, 100_000),
-    help="Steps that count; by default 48, or eight times as many as come at once.",
+    help="Steps to measure; by default 48, or eight windows if they have more steps.",
 )
 @click.option(
     "--cores",
     type=FiniteRange(0, 4096, min_open=True),
-    help="Cores of a host that the data plane gets; by default as many as this machine has.",
+    help="Cores of a host for the data plane; by default as many as this machine has.",
 )
 @click.option(
     "--network",
     type=BYTES,
     default="1250MB",
     show_default=True,
-    help="Bytes a second in and out of a host.",
+    help="Bytes per second in and out of a host.",
 )
 @click.option(
-    "--knee", is_flag=True, help="Double the ranks up to --ranks, and say from where on they wait."
+    "--knee",
+    is_flag=True,
+    help="Double the ranks up to --ranks, and show from which number on they wait.",
 )
 @click.option(
     "--profile",
     "profile_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File of what was measured: read where it is there, and kept there.",
+    help="File for the measured times; if it exists, it is read in place of a measurement.",
 )
 @click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=0, show_default=True)
 @click.option(
@@ -148,7 +150,8 @@ class _Asked:
     type=click.IntRange(1, 1_000),
     default=1,
     show_default=True,
-    help="Simulations, each with the next seed, which decides how late messages are: how far waits go among them.",
+    help="Number of simulations, each with the next seed, to see how much waits vary; the seed decides "
+    "the delays of messages.",
 )
 @cache_option
 @store_option
@@ -163,10 +166,11 @@ def simulate(
     as_json: bool,
     **asked: object,
 ) -> None:
-    """Say what the data plane of a job would do, before it is started.
+    """Simulate the data plane of a job before the job is started.
 
-    Its own planner, source loaders and data constructors run under a virtual clock, in one process. What reading,
-    building, planning and messages take is measured here first: in some seconds, on Ray in half a minute.
+    The real planner, source loaders and data constructors run under a virtual clock, in one process. First, the times
+    of reading, building, planning and messages are measured on this machine. That takes some seconds, or half a minute
+    on Ray.
 
     \b
     Example:

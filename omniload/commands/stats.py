@@ -59,13 +59,15 @@ _THREADS = 2
     type=click.IntRange(min=1),
     default=5000,
     show_default=True,
-    help="Documents of each source to look at, evenly over it, from at most 16 of its units.",
+    help="Number of documents of each source to look at, spread evenly over at most 16 of its units.",
 )
-@click.option("--all", "every", is_flag=True, help="Look at every document; reads all the data.")
+@click.option(
+    "--all", "every", is_flag=True, help="Look at every document, which reads all the data."
+)
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    help="Steps of the run; by default as many as hold the tokens of all sources.",
+    help="Steps of the run; by default as many as the tokens of all sources fill.",
 )
 @click.option(
     "--measure",
@@ -73,7 +75,7 @@ _THREADS = 2
     type=FiniteRange(min=0),
     default=5.0,
     show_default=True,
-    help="Seconds of a run of the data plane without a trainer, for tokens per second; 0 for none.",
+    help="Seconds to run the data plane without a trainer, to measure tokens per second; 0 to skip this.",
 )
 @cache_option
 @store_option
@@ -89,12 +91,11 @@ def stats(  # noqa: PLR0913 -- one for each option
     store_timeout: float,
     as_json: bool,
 ) -> None:
-    """Look at the data of FILE before it is trained on.
+    """Analyse the data of FILE before training on it.
 
-    Lengths of documents in tokens, documents that are there twice within a source or in two, tokens
-    and steps of an epoch, how often each source is repeated, shares by tags of samples that batches
-    bring, and the tokens per second that this machine gives. An epoch of a source is every record of
-    its split once.
+    The command shows the lengths of documents in tokens, duplicate documents within a source or in two sources, tokens
+    and steps of an epoch, how often each source is repeated, shares by the tags of samples that batches bring, and the
+    tokens per second on this machine. An epoch of a source is every record of its split once.
 
     \b
     Example:

@@ -60,7 +60,7 @@ def _environment_options(function: _Command) -> _Command:
     """Add the options of ``_Options`` to a command, which gets them as one value."""
 
     @click.option(
-        "--python", help="Interpreter or root of the environment; the active one if not given."
+        "--python", help="Interpreter or root of the environment; by default, the active one."
     )
     @click.option("--target", "targets", multiple=True, help="One more directory to capture.")
     @click.option(
@@ -68,11 +68,11 @@ def _environment_options(function: _Command) -> _Command:
         "image",
         envvar="OMNILOAD_BASE_IMAGE",
         default="",
-        help="Digest of the image below. [env OMNILOAD_BASE_IMAGE]",
+        help="Digest of the base image. [env OMNILOAD_BASE_IMAGE]",
     )
     @click.option("--input", "files", multiple=True, help="File or folder the command reads.")
     @click.option("--input-env", "variables", multiple=True, help="Variable the command reads.")
-    @click.option("--max-bytes", default=1 << 40, show_default=True, help="Refuse more.")
+    @click.option("--max-bytes", default=1 << 40, show_default=True, help="Refuse more bytes.")
     @click.option("--case-pairs", is_flag=True, help="Allow paths that differ by case only.")
     @functools.wraps(function)
     def command_of(**given: Any) -> None:  # noqa: ANN401
@@ -105,18 +105,18 @@ _HERE = __name__
 _VERBS = {
     "prune": (
         "snapshot.commands.env_prune:prune_command",
-        "Remove trees nobody has used from the node cache, or from a store the snapshots KEYS.",
+        "Remove unused trees from the node cache, or the snapshots KEYS from a store.",
     ),
     "restore": (
         f"{_HERE}:restore_command",
-        "Bring a snapshot into the environment; without one, run COMMAND and record it.",
+        "Restore a snapshot into the environment; if there is none, run COMMAND and save the result.",
     ),
-    "run": (f"{_HERE}:run_command", "Restore a snapshot, then become COMMAND in the environment."),
-    "save": (f"{_HERE}:save_command", "Run COMMAND and keep what it changed in the environment."),
+    "run": (f"{_HERE}:run_command", "Restore a snapshot, then exec COMMAND in the environment."),
+    "save": (f"{_HERE}:save_command", "Run COMMAND and save its changes of the environment."),
     "show": (f"{_HERE}:show_command", "List the snapshots of STORE, or show one."),
     "umount": (
         f"{_HERE}:umount_command",
-        "Take the snapshot off the environment: what was there before is there again.",
+        "Take the snapshot off the environment, and bring back its earlier contents.",
     ),
 }
 """Where each verb lies, and what ``--help`` says of it."""
@@ -152,11 +152,11 @@ _form_option = click.option("--form", type=_forms, default="auto", show_default=
     "--byte-code/--no-byte-code",
     default=True,
     show_default=True,
-    help="Keep byte code, and add what is missing; else leave it out, as uv does.",
+    help="Keep byte code and add any that is missing, or leave it out, as uv does.",
 )
 @click.argument("words", nargs=-1, required=True)
 def save_command(given: _Options, url: str, byte_code: bool, words: tuple[str, ...]) -> None:
-    """Run COMMAND and keep what it changed in the environment.
+    """Run COMMAND and save its changes of the environment.
 
     \b
     Example:
@@ -203,11 +203,11 @@ def restore_command(
     as_json: bool,
     words: tuple[str, ...],
 ) -> None:
-    """Bring a snapshot into the environment; without one, run COMMAND and record it.
+    """Restore a snapshot into the environment; if there is none, run COMMAND and save the result.
 
-    Before linking or copying, a sample (20 ms) of the node's files is read again; a mount reads
-    none. Linked files are the node's own: what damages one, does so for every environment.
-    'env prune --verify' reads them all, and removes damaged trees: run it once a day.
+    Before linking or copying, a sample of the node's files is read again, for 20 ms; a mount reads none. Linked files
+    belong to the node's cache, so damage to one affects every environment. 'env prune --verify' reads all files and
+    removes damaged trees: run it once a day.
 
     \b
     Example:
@@ -222,13 +222,13 @@ def restore_command(
 @_store_option
 @_environment_options
 @click.option("--auto", is_flag=True, help="Find the key from --install and its inputs.")
-@click.option("--install", default="", help="Command that installs, for --auto and as a fallback.")
+@click.option("--install", default="", help="Install command, for --auto and as a fallback.")
 @_form_option
 @click.argument("words", nargs=-1, required=True, metavar="[KEY] [-- COMMAND...]")
 def run_command(
     given: _Options, url: str, auto: bool, install: str, form: RequestedForm, words: tuple[str, ...]
 ) -> None:
-    """Restore a snapshot, then become COMMAND in the environment.
+    """Restore a snapshot, then exec COMMAND in the environment.
 
     \b
     Example:
@@ -309,9 +309,9 @@ def _restored(
 
 @click.command("umount")
 @_environment_options
-@click.option("--lazy", is_flag=True, help="Also while processes use it.")
+@click.option("--lazy", is_flag=True, help="Unmount even while processes use it.")
 def umount_command(given: _Options, lazy: bool) -> None:
-    """Take the snapshot off the environment: what was there before is there again.
+    """Take the snapshot off the environment, and bring back its earlier contents.
 
     \b
     Example:
@@ -343,7 +343,7 @@ def _sentence(restored: Restored) -> str:
 def show_command(url: str, as_json: bool, key: str | None) -> None:
     """List the snapshots of STORE, or show one.
 
-    What two were made of, and so why they differ, a diff of their JSON says.
+    To see why two snapshots differ, compare their JSON: it lists what each was made from.
 
     \b
     Example:

@@ -17,25 +17,23 @@ __all__ = ["prune_command"]
 
 
 @click.command("prune")
-@click.option("-o", "--store", "url", help="Prune this store; else the node cache.")
+@click.option("-o", "--store", "url", help="Prune this store; by default, the node cache.")
 @click.option(
     "--unused",
     type=DURATION,
     default="30d",
     show_default=True,
-    help="Node cache: remove what was not restored for so long.",
+    help="Node cache: remove trees that were not restored for this long.",
 )
 @click.option(
     "--grace",
     type=DURATION,
     default="1d",
     show_default=True,
-    help="Store: remove packs that were condemned so long ago. Longer than any save takes.",
+    help="Store: remove packs this long after they were marked. It must be longer than any save takes.",
 )
-@click.option(
-    "--verify", is_flag=True, help="Node cache: read every tree; remove those that are damaged."
-)
-@click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
+@click.option("--verify", is_flag=True, help="Node cache: read every tree and remove damaged ones.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @click.option("--json", "as_json", is_flag=True)
 @click.argument("keys", nargs=-1)
 def prune_command(  # noqa: PLR0913, PLR0917 -- the options of a command
@@ -47,10 +45,10 @@ def prune_command(  # noqa: PLR0913, PLR0917 -- the options of a command
     as_json: bool,
     keys: tuple[str, ...],
 ) -> None:
-    """Remove trees nobody has used from the node cache, or from a store the snapshots KEYS.
+    """Remove unused trees from the node cache, or the snapshots KEYS from a store.
 
-    Packs that no snapshot names are condemned, and removed by a run a grace later, so that a
-    save under way may rely on what it found. Run it every day or so.
+    Packs that no snapshot names are marked first. A run after the grace period removes them, so that a save under way
+    can still use the packs it found. Run this command about once a day.
 
     \b
     Example:

@@ -9,7 +9,7 @@ __all__ = ["command"]
 _VERBS = {
     "convert": (
         "snapshot.commands.image_show:convert_command",
-        "Write IMAGE as zstd:chunked to TARGET: parts of it can then be read; other tools read it too.",
+        "Write IMAGE to TARGET as zstd:chunked, of which parts can be read; other tools read it, too.",
     ),
     "mount": (
         "snapshot.commands.image_mount:mount_command",
@@ -17,31 +17,31 @@ _VERBS = {
     ),
     "prefetch": (
         "snapshot.commands.image_run:prefetch_command",
-        "Bring what a start of WORDS in IMAGE touches to this node, before it starts.",
+        "Fetch the blocks that a start of WORDS in IMAGE touches to this node, before the start.",
     ),
     "record": (
         "snapshot.commands.image_run:record_command",
-        "Run WORDS in IMAGE and record which bytes they touch, in order; needs root.",
+        "Run WORDS in IMAGE and record which bytes the command touches, in order; needs root.",
     ),
     "run": (
         "snapshot.commands.image_run:run_command",
-        "Run WORDS in IMAGE from a lazy mount; what the last start touched comes first; needs root.",
+        "Run WORDS in IMAGE from a lazy mount; the blocks of the last start come first; needs root.",
     ),
     "serve": (
         "snapshot.commands.image_serve:serve_command",
-        "Be a snapshotter of containerd: containers start from images that are read lazily; needs root.",
+        "Serve containerd as a snapshotter: containers start from lazily read images; needs root.",
     ),
     "show": (
         "snapshot.commands.image_show:show_command",
-        "Show the layers of IMAGE, their sizes and formats; its files are seen through a mount.",
+        "Show the layers of IMAGE, with sizes and formats; to see its files, mount it.",
     ),
     "startup": (
         "snapshot.commands.startup:startup_command",
-        "Show what a start-up took, from the event files of its nodes.",
+        "Show how long a start-up took, from the event files of its nodes.",
     ),
     "umount": (
         "snapshot.commands.image_mount:umount_command",
-        "Unmount an image; what was recorded is written then.",
+        "Unmount an image, and write its recorded trace.",
     ),
 }
 """Where each verb lies, and what ``--help`` says of it.
@@ -52,7 +52,7 @@ A report of a start loads nothing of registries, mounts and engines.
 
 @click.group("image", cls=Verbs, verbs=_VERBS)
 def command() -> None:
-    """Run container images that are fetched as they are read.
+    """Run container images whose bytes are fetched as they are read.
 
     \b
     Example:

@@ -23,11 +23,15 @@ __all__ = ["mount_command", "umount_command"]
     type=click.Choice(["tree", "layer-store"]),
     default="tree",
     show_default=True,
-    help="One image merged, or a store in which Podman finds the layers of any image.",
+    help="tree: one image, merged. layer-store: a store in which Podman finds the layers of any image.",
 )
-@click.option("-o", "options", multiple=True, help="KEY=VALUE of the mount: memory, disk, trace...")
-@click.option("-f", "--foreground", is_flag=True, help="Stay until it is unmounted.")
-@click.option("--log", type=click.Path(dir_okay=False), help="Where the daemon logs.")
+@click.option(
+    "-o", "options", multiple=True, help="Option of the mount as KEY=VALUE: memory, disk, trace..."
+)
+@click.option(
+    "-f", "--foreground", is_flag=True, help="Stay in the foreground until it is unmounted."
+)
+@click.option("--log", type=click.Path(dir_okay=False), help="Log file of the daemon.")
 def mount_command(
     places: tuple[str, ...],
     form: str,
@@ -38,17 +42,25 @@ def mount_command(
     """Show IMAGE at MOUNTPOINT, read-only; its bytes are fetched as they are read.
 
     \b
-    Options: mirror, platform, cache, memory, disk, trace (hot blocks first), record (where
-    touches go; both a file, or auto: by image and command), traces (a folder of them that
-    nodes may share; default: in the cache), window, slots, allow_other, trusted;
-    peers=HOST:PORT,... (share blocks with these nodes), serve=HOST:PORT (as one of them),
-    peer_name (which, if not serve), peer_token_file.
+    Options of a tree:
+      mirror, platform, cache, memory, disk, window, slots, allow_other, trusted
+      trace            file of hot blocks, which are fetched first, or auto
+      record           file for the touches, or auto
+      traces           folder for auto, which finds a trace by image and command;
+                       nodes may share it; default: in the cache
+      peers            HOST:PORT,...: share blocks with these nodes
+      serve            HOST:PORT on which this node serves its blocks
+      peer_name        entry of this node in peers, if that differs from serve
+      peer_token_file  file with the token that all nodes share
+
+    With --as layer-store, give no image: the engine asks for layers as it needs them.
 
     \b
-    With --as layer-store no image is named: the engine asks for layers as it needs them.
-    Options: mirror, platform, cache, traces, memory, disk, window, slots; registry=HOST:PORT
-    (ask only this one; repeatable), index (also layers without a table of contents, each read
-    whole once).
+    Options of a layer-store:
+      mirror, platform, cache, traces, memory, disk, window, slots
+      registry         HOST:PORT: ask only this registry; repeatable
+      index            serve layers without a table of contents, too; each is
+                       read whole once
 
     \b
     Example:
@@ -80,7 +92,7 @@ def mount_command(
 @click.command("umount")
 @click.argument("mountpoint")
 def umount_command(mountpoint: str) -> None:
-    """Unmount an image; what was recorded is written then.
+    """Unmount an image, and write its recorded trace.
 
     \b
     Example:

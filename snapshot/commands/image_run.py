@@ -55,19 +55,25 @@ def _start_options(function: _Command) -> _Command:
     @click.argument("image")
     @click.argument("words", nargs=-1)
     @_OPTION
-    @click.option("-e", "--env", "variables", multiple=True, help="KEY=VALUE; KEY passes it on.")
+    @click.option(
+        "-e",
+        "--env",
+        "variables",
+        multiple=True,
+        help="Environment variable as KEY=VALUE; KEY alone passes on its value here.",
+    )
     @click.option(
         "--bind",
         "binds",
         multiple=True,
-        help="HOST[:PATH][:ro]: a file or folder of this machine, seen at PATH, or where it is here.",
+        help="HOST[:PATH][:ro]: a file or folder of this machine, at PATH, or by default at the same path.",
     )
     @click.option(
         "--scratch",
         type=click.Path(file_okay=False, exists=True),
-        help="Folder for what the command writes; removed.",
+        help="Folder for the command's writes; removed at the end.",
     )
-    @click.option("--log", type=click.Path(dir_okay=False), help="Where the mount logs.")
+    @click.option("--log", type=click.Path(dir_okay=False), help="Log file of the mount.")
     @functools.wraps(function)
     def command_of(**given: Any) -> None:  # noqa: ANN401
         shared = {each.name: given.pop(each.name) for each in fields(_Given)}
@@ -77,20 +83,28 @@ def _start_options(function: _Command) -> _Command:
 
 
 _OPTION = click.option(
-    "--option", "options", multiple=True, help="KEY=VALUE of the mount; see 'omniload image mount'."
+    "--option",
+    "options",
+    multiple=True,
+    help="Option of the mount as KEY=VALUE; see 'omniload image mount'.",
 )
 
 
 @click.command("record")
 @_start_options
-@click.option("-o", "--output", help="TRACE to make or merge into; default: among the traces.")
-@click.option("--window", help="How long touches count, such as 120s; default: until the end.")
+@click.option(
+    "-o",
+    "--output",
+    help="Trace file to write or merge into; default: a file in the folder of traces.",
+)
+@click.option(
+    "--window", help="How long touches are recorded, such as 120s; default: until the end."
+)
 def record_command(given: _Given, output: str | None, window: str | None) -> None:
-    """Run WORDS in IMAGE and record which bytes they touch, in order; needs root.
+    """Run WORDS in IMAGE and record which bytes the command touches, in order; needs root.
 
-    The command sees the image as its root directory, with an overlay for what it writes, and
-    the network of this machine. Its exit code is passed on. What earlier starts touched is
-    kept: the trace is merged.
+    The command sees the image as its root directory, with an overlay for its writes, and the network of this machine.
+    Its exit code becomes that of omniload. The new trace is merged with those of earlier starts.
 
     \b
     Example:
@@ -104,14 +118,14 @@ def record_command(given: _Given, output: str | None, window: str | None) -> Non
 
 @click.command("run")
 @_start_options
-@click.option("--trace", help="Hot blocks from this file, not from the one found by the command.")
-@click.option("--window", default="120s", show_default=True, help="How long touches count.")
+@click.option("--trace", help="File of hot blocks, in place of the trace that the command finds.")
+@click.option("--window", default="120s", show_default=True, help="How long touches are recorded.")
 def run_command(given: _Given, trace: str | None, window: str) -> None:
-    """Run WORDS in IMAGE from a lazy mount; what the last start touched comes first; needs root.
+    """Run WORDS in IMAGE from a lazy mount; the blocks of the last start come first; needs root.
 
-    The trace is found by image and command, else that of the command most like it, in the cache or
-    the folder of --option traces=FOLDER, which nodes may share. What this start touches is merged
-    into it.
+    The trace is found by image and command; if there is none, the trace of the most similar command is used. Traces are
+    in the cache, or in the folder of --option traces=FOLDER, which nodes may share. The touches of this start are
+    merged into the trace.
 
     \b
     Example:
@@ -124,7 +138,7 @@ def run_command(given: _Given, trace: str | None, window: str) -> None:
 @click.command("prefetch")
 @click.argument("image")
 @click.argument("words", nargs=-1)
-@click.option("--trace", help="Hot blocks from this file, not from the one found by WORDS.")
+@click.option("--trace", help="File of hot blocks, in place of the trace that WORDS find.")
 @_OPTION
 @click.option("--json", "as_json", is_flag=True)
 def prefetch_command(
@@ -134,7 +148,7 @@ def prefetch_command(
     options: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Bring what a start of WORDS in IMAGE touches to this node, before it starts.
+    """Fetch the blocks that a start of WORDS in IMAGE touches to this node, before the start.
 
     \b
     Example:

@@ -28,27 +28,27 @@ _REFUSED = ("serve", "image", "mountpoint", "command")
 
 
 @click.command("serve")
-@click.option("--socket", default=_SOCKET, show_default=True, help="Where containerd finds it.")
-@click.option("--root", default=_ROOT, show_default=True, help="Folder of what is kept.")
 @click.option(
-    "-o", "options", multiple=True, help="KEY=VALUE of the mounts: cache, disk, mirror..."
+    "--socket", default=_SOCKET, show_default=True, help="Socket on which containerd finds it."
+)
+@click.option("--root", default=_ROOT, show_default=True, help="Folder for its data.")
+@click.option(
+    "-o", "options", multiple=True, help="Option of the mounts as KEY=VALUE: cache, disk, mirror..."
 )
 @click.option(
     "--lazy-from",
     multiple=True,
-    help="REGISTRY or REGISTRY/FOLDER whose images are read lazily; repeatable; default: all.",
+    help="REGISTRY or REGISTRY/FOLDER whose images may be read lazily; repeatable; default: all.",
 )
 def serve_command(
     socket: str, root: str, options: tuple[str, ...], lazy_from: tuple[str, ...]
 ) -> None:
-    """Be a snapshotter of containerd: containers start from images that are read lazily; needs root.
+    """Serve containerd as a snapshotter: containers start from lazily read images; needs root.
 
-    \b
-    Options: those of 'omniload image mount', for every image alike. What a start touches is
-    recorded, and comes first the next time (trace=auto, record=auto), unless other values
-    are given. Mounts stay when this ends, and with them the containers on them. Where not
-    all images that run here may share layers, name in --lazy-from the registries that
-    may.
+    Options are those of 'omniload image mount'; they are the same for all images. The touches of a start are recorded
+    and their blocks come first the next time (trace=auto, record=auto), unless other values are given. Mounts, and the
+    containers on them, stay when this command ends. If not all images that run here may share layers, use --lazy-from
+    to name the registries that may.
 
     \b
     Example:

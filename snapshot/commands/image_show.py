@@ -23,13 +23,13 @@ _platform = click.option("--platform", help="OS/ARCHITECTURE[/VARIANT]; default:
 @click.argument("image")
 @_platform
 @click.option(
-    "--mirror", "mirrors", multiple=True, help="Registry that may hold it too; repeatable."
+    "--mirror", "mirrors", multiple=True, help="Registry that may have the image, too; repeatable."
 )
 @click.option("--json", "as_json", is_flag=True)
 def show_command(image: str, platform: str | None, mirrors: tuple[str, ...], as_json: bool) -> None:
-    """Show the layers of IMAGE, their sizes and formats; its files are seen through a mount.
+    """Show the layers of IMAGE, with sizes and formats; to see its files, mount it.
 
-    A registry is spoken to over TLS, unless it is on this machine or http:// stands before it.
+    Registries are reached over TLS, unless the registry is on this machine or its name starts with http://.
 
     \b
     Example:
@@ -51,13 +51,19 @@ def show_command(image: str, platform: str | None, mirrors: tuple[str, ...], as_
 @click.command("convert")
 @click.argument("image")
 @click.argument("target")
-@click.option("--level", default=3, show_default=True, type=click.IntRange(1, 19), help="Of zstd.")
+@click.option(
+    "--level",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1, 19),
+    help="Compression level of zstd.",
+)
 @_platform
 @click.option("--json", "as_json", is_flag=True)
 def convert_command(
     image: str, target: str, level: int, platform: str | None, as_json: bool
 ) -> None:
-    """Write IMAGE as zstd:chunked to TARGET: parts of it can then be read; other tools read it too.
+    """Write IMAGE to TARGET as zstd:chunked, of which parts can be read; other tools read it, too.
 
     \b
     Example:

@@ -46,17 +46,19 @@ _WIDE = 200
 @click.argument(
     "paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
-@click.option("--job", help="Which job, where the files hold several.")
-@click.option("--attempt", type=click.IntRange(min=0), help="Which attempt; default: the last.")
+@click.option("--job", help="Job to show, if the files hold several.")
+@click.option("--attempt", type=click.IntRange(min=0), help="Attempt to show; default: the last.")
 @click.option(
     "--against",
     multiple=True,
     metavar="PATH",
     type=click.Path(path_type=Path),
-    help="Files or folder of an earlier start to compare with; repeatable.",
+    help="File or folder of an earlier start to compare with; repeatable.",
 )
 @click.option(
-    "--against-attempt", type=click.IntRange(min=0), help="Which attempt of it; default: the last."
+    "--against-attempt",
+    type=click.IntRange(min=0),
+    help="Attempt of that start; default: the last.",
 )
 @click.option(
     "--perfetto",
@@ -71,9 +73,9 @@ def startup_command(
     against_attempt: int | None,
     perfetto: Path | None,
 ) -> None:
-    """Show what a start-up took, from the event files of its nodes.
+    """Show how long a start-up took, from the event files of its nodes.
 
-    Each PATH is a file that OMNILOAD_STARTUP_LOG named, or a folder with *.jsonl files.
+    Each PATH is a file that OMNILOAD_STARTUP_LOG named, or a folder of *.jsonl files.
 
     \b
     Example:

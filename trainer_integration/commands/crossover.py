@@ -23,10 +23,10 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--tokens", type=click.IntRange(1, 1 << 24), default=1024, show_default=True)
 @click.option("--repetitions", type=click.IntRange(1, 1000), default=5, show_default=True)
 def crossover(config: Path, output: Path, tokens: int, repetitions: int) -> None:
-    """Measure on this host whether a2a or ag_rs is the faster for the layers of CONFIG; write OUTPUT.
+    """Measure on this host whether a2a or ag_rs is faster for the layers of CONFIG; write OUTPUT.
 
-    A layer of experts of the training file's model runs on its sp ranks, over gloo, with 1, 2, ...
-    experts for each of TOKENS tokens a rank. `parallel: {crossover: OUTPUT}` then decides for `auto`.
+    The command runs one layer of experts of the model on its sp ranks, over gloo, with 1, 2, ... experts for each of
+    TOKENS tokens per rank. With `parallel: {crossover: OUTPUT}` in the training file, `auto` uses the result.
 
     \b
     Example:

@@ -12,9 +12,11 @@ __all__ = ["export"]
 @click.command("export")
 @run_argument
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--step", type=click.IntRange(min=0), help="Checkpoint; the newest by default.")
+@click.option(
+    "--step", type=click.IntRange(min=0), help="Step of the checkpoint; by default the newest."
+)
 def export(run: Path, folder: Path, step: int | None) -> None:
-    """Write the model of RUN to FOLDER as Hugging Face's Mixtral, with the tokenizer that its mix names.
+    """Write the model of RUN to FOLDER as a Hugging Face Mixtral, with the tokenizer of its mix.
 
     \b
     Example:

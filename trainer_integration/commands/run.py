@@ -68,22 +68,21 @@ class _StepRange(click.ParamType[tuple[int, int]]):
     type=_Resume(),
     default="never",
     show_default=True,
-    help="Continue from the checkpoint of STEP, or from the newest that is whole; later ones are set "
-    "aside. Refuse to touch an old run otherwise.",
+    help="STEP: continue from the checkpoint of that step. latest: continue from the newest complete "
+    "checkpoint. Later checkpoints are set aside. never: refuse to touch an existing run.",
 )
 @click.option(
     "--profile",
     type=_StepRange(),
-    help="Write a Chrome trace of these steps, the first and the last or one, into the run's folder.",
+    help="Write a Chrome trace of one step, or of a range FIRST-LAST, into the run's folder.",
 )
 def run_job(config: Path, resume: Resume, profile: tuple[int, int] | None) -> int:
-    """Train as CONFIG says: data plane, ranks, restarts, report.
+    """Train as described in CONFIG: data plane, ranks, restarts, report.
 
-    Ranks report what each microbatch takes: balance.fit_every of the mix file fits costs to that,
-    and omniload mix show RUN tells what it comes to.
+    Ranks report the compute time of each microbatch. balance.fit_every of the mix file fits costs to these times, and
+    omniload mix show RUN shows the result.
 
-    Under torchrun, or as several tasks of Slurm, each process is one rank, and what starts them
-    restarts them.
+    Under torchrun, or as several tasks of Slurm, each process is one rank; then the launcher restarts the ranks.
 
     \b
     Example:

@@ -12,15 +12,17 @@ __all__ = ["sample"]
 
 @click.command("sample")
 @run_argument
-@click.option("--prompt", required=True, help="Text to go on from.")
+@click.option("--prompt", required=True, help="Text to continue.")
 @click.option("--tokens", type=click.IntRange(1, 100_000), default=50, show_default=True)
 @click.option("--temperature", type=FiniteRange(0, 100), default=1.0, show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--step", type=click.IntRange(min=0), help="Checkpoint; the newest by default.")
+@click.option(
+    "--step", type=click.IntRange(min=0), help="Step of the checkpoint; by default the newest."
+)
 def sample(
     run: Path, prompt: str, tokens: int, temperature: float, seed: int, step: int | None
 ) -> None:
-    """Print text as the model of RUN goes on from a prompt.
+    """Print the text with which the model of RUN continues a prompt.
 
     \b
     Example:

@@ -17,15 +17,15 @@ __all__ = ["show"]
 @click.command("show")
 @run_argument
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-@click.option("--html", is_flag=True, help="Write the report again too.")
+@click.option("--html", is_flag=True, help="Also write the report again.")
 @click.option(
     "--beside",
     metavar="RUN",
     type=click.Path(path_type=Path),
-    help="Show another run in the report.",
+    help="Another run to show in the report.",
 )
 def show(run: Path, as_json: bool, html: bool, beside: Path | None) -> None:
-    """Show what RUN, a run's folder or its training file, came to.
+    """Show the results of RUN, a run's folder or its training file.
 
     \b
     Example:

@@ -21,15 +21,14 @@ __all__ = ["verify"]
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="First step to replay; the run's journal says where it starts.",
+    help="First step to replay; the run's journal gives the state at that step.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def verify(run: Path, from_step: int, as_json: bool) -> None:
-    """Prove that RUN, however often it was interrupted, saw the samples of an unbroken run.
+    """Prove that RUN, however often it was interrupted, saw the samples of an uninterrupted run.
 
-    RUN is a run's folder or its training file. The mix is replayed on one rank without
-    training; every step's digest must be the one that was logged, in each attempt.
-    Ends with exit code 5 where a step differs.
+    RUN is a run's folder or its training file. The mix is replayed on one rank without training. The digest of every
+    step must equal the logged one, in each attempt. If a step differs, the exit code is 5.
 
     \b
     Example:

@@ -25,10 +25,10 @@ __all__ = ["watch"]
 @once_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def watch(run: Path, once: bool, as_json: bool) -> None:
-    """Watch RUN, a run's folder or its training file, as it goes on.
+    """Watch the progress of RUN, a run's folder or its training file.
 
-    The last step, its loss and waits, the last checkpoint, and what every role of the data plane
-    does; below, the last line of each role in trouble. Ctrl-C ends the view, not the run.
+    The view shows the last step with its loss and waits, the last checkpoint, and the activity of every role of the
+    data plane. Below is the last log line of each role in trouble. Ctrl-C ends the view, not the run.
 
     \b
     Example:

@@ -85,16 +85,16 @@ _DRAWN: dict[str, dict[str, object]] = {
 
 @click.command
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
-@click.option("--size", type=BYTES, show_default="12MiB", help="About as much text, at most.")
+@click.option("--size", type=BYTES, show_default="12MiB", help="Size of the text, about, at most.")
 @click.option(
-    "--images", is_flag=True, help="Draw images with captions, and texts with images in them."
+    "--images", is_flag=True, help="Also draw images with captions, and texts with images."
 )
 @json_option
 def sample(folder: Path, size: int | None, images: bool, as_json: bool) -> None:
-    """Build a corpus of very different sources from this Python installation, and a tokenizer.
+    """Build a tokenizer and a corpus of very different sources from this Python installation.
 
-    A corpus that is there already is shown as it is. Beside the sources lies a mix file to
-    start from; one that you have changed is left alone.
+    If the corpus exists already, it is shown unchanged. Next to the sources is a mix file to start from; if you have
+    changed that file, it is kept.
 
     \b
     Example:

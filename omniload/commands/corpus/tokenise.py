@@ -84,18 +84,18 @@ class _Made:
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
-    help="Processes that make tokens; by default as many as this process may use cores.",
+    help="Processes that tokenise; by default one per core that this process may use.",
 )
 @click.option(
     "--share",
     type=_Share(),
     default="1/1",
     show_default=True,
-    help="Which share of the work this host does, of how many: the array task of a scheduler.",
+    help="This host's share of the work, of N shares, such as the array task of a scheduler.",
 )
 @click.option(
     "--split",
-    help="Make the tokens of a split that the mix holds out, in place of those trained on.",
+    help="Tokenise a split that the mix holds out, in place of the documents to train on.",
 )
 @cache_option
 @store_option
@@ -110,10 +110,11 @@ def tokenise(  # noqa: PLR0913 -- one for each option
     store_timeout: float,
     as_json: bool,
 ) -> None:
-    """Make the tokens of FILE before its run, and keep them in its token cache.
+    """Tokenise the text of FILE before its run, and store the tokens in its token cache.
 
-    What is kept already is passed over, so a command that was ended goes on where it was. A run that begins
-    meanwhile takes what is there, and makes the rest. Hosts that share the cache do a share each.
+    Tokens that are already cached are skipped, so a command that was interrupted continues where it stopped. A run that
+    begins in the meantime uses the cached tokens and makes the rest itself. Several hosts that share the cache can each
+    do a share of the work.
 
     \b
     Example:

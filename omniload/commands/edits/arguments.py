@@ -70,7 +70,7 @@ def change_options(verb: Callable[..., Any]) -> Callable[..., Any]:
         type=_At(),
         default="next",
         show_default=True,
-        help="First step that it holds at; next is the first that no rank has.",
+        help="First step of the change; next is the first step that no rank has yet.",
     )
     timeout = click.option(
         "--timeout",

@@ -20,17 +20,17 @@ __all__ = ["skip"]
 @click.option(
     "--steps",
     metavar="A:B",
-    help="Leave out what was in the steps from A to before B; the run must be at rest.",
+    help="Leave out the samples of steps A to B - 1; no job of the run may be up.",
 )
 @click.option(
     "--source",
     "name",
-    help="Draw no more from a source, as omniload mix retire; with --shard, the source that has it.",
+    help="Stop drawing from a source, as omniload mix retire does; with --shard, the source of that shard.",
 )
 @click.option(
     "--shard",
     metavar="FILE",
-    help="Draw no more from a file of a source: its path or URL, or the end of it from a / on.",
+    help="Stop drawing from a file of a source, given by its path or URL, or by the end of it from a / on.",
 )
 @change_options
 def skip(  # noqa: PLR0913 -- one for each option
@@ -43,12 +43,12 @@ def skip(  # noqa: PLR0913 -- one for each option
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Leave out what made the loss of RUN jump: steps that it trained on, a shard, or a source.
+    """Leave out the steps, the shard or the source that made the loss of RUN jump.
 
-    Of skipped steps, the run goes on from a checkpoint of step A or before: steps up to A are as they
-    were, and step A draws what step B would have drawn. Nothing else is lost, and nothing comes twice.
-    Of a shard, records that are not begun when the step comes are left out, in later epochs too, and all
-    others come in the order that they have. Of a run at rest --at may be a step that was trained on.
+    With --steps, resume the run from a checkpoint of step A or before. Steps before A stay as they were, and step A
+    draws the samples that step B would have drawn. Nothing else is lost, and nothing is drawn twice. With --shard,
+    records of the shard that are not yet begun at the step of the change are left out, in later epochs too; all other
+    records keep their order. If no job of the run is up, --at may be a step that was already trained on.
 
     \b
     Example:

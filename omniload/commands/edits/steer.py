@@ -217,14 +217,14 @@ def _mean_rewards(found: dict[str, SourceRewards]) -> dict[str, float]:
 @click.command("steer")
 @run_argument
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--once", is_flag=True, help="Decide once, now, and end.")
+@click.option("--once", is_flag=True, help="Decide once, now, and exit.")
 @json_option
 def steer(run: Path, file: Path, once: bool, as_json: bool) -> None:
     """Adjust the weights of RUN while it runs, by the policy of FILE.
 
-    FILE says the policy and the steps between two decisions. What is decided is an edit, as if it had
-    been set by hand: kept with its step, the same on every rank, and made again by a resume. Where
-    this command ends, the weights stay. It ends with the run; Ctrl-C ends it, not the run.
+    FILE names the policy and the steps between two decisions. Each decision is an edit, as if set by hand: it is kept
+    with its step, is the same on every rank, and is repeated by a resume. When this command ends, the weights stay. It
+    ends with the run. Ctrl-C ends only the command, not the run.
 
     \b
     Example:

@@ -29,10 +29,10 @@ def set_weights(
 ) -> None:
     """Give sources of RUN new weights or amounts, from a step on.
 
-    Weights are in the scale of the mix file; sources that are not named keep theirs. Stages of the
-    file that begin later hold as they are declared. Of a run that draws amounts, an amount is how much
-    of a source the whole run draws: what was drawn stays, and the rest of all amounts is spread anew.
-    Weights of several sources divide there what these have together.
+    Weights are in the scale of the mix file. Sources that are not named keep their weights, and later stages of the
+    file stay as declared. If the run draws amounts, an amount is how much of a source the whole run draws, including
+    what it has drawn already. The rest of all amounts is then spread anew over the rest of the run. If you give weights
+    to such a run, they divide the joint amount of the named sources.
 
     \b
     Example:
@@ -51,12 +51,12 @@ def set_weights(
     "fragment",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="YAML file that declares the source under sources, as a mix file does.",
+    help="YAML file that declares the source under sources, like a mix file.",
 )
-@click.option("--weight", type=float, help="In the scale of the present weights.")
 @click.option(
-    "--amount", help="Of a run that draws amounts, in place of a weight: 2epochs, 5Gtokens."
+    "--weight", type=float, help="Weight of the source, in the scale of the present weights."
 )
+@click.option("--amount", help="In place of a weight, if the run draws amounts: 2epochs, 5Gtokens.")
 @change_options
 def add(  # noqa: PLR0913 -- one for each option
     run: Path,
@@ -69,10 +69,10 @@ def add(  # noqa: PLR0913 -- one for each option
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Add source NAME to RUN, from a step on; stages of the file that begin later give it the same share.
+    """Add source NAME to RUN from a step on, with the same share in all later stages of the file.
 
-    The source is opened first: what `omniload mix check` would refuse is refused. Paths in the file
-    are relative to it.
+    The source is opened first, and refused if `omniload mix check` would refuse it. Paths in the file are relative to
+    the file.
 
     \b
     Example:
@@ -98,7 +98,7 @@ def add(  # noqa: PLR0913 -- one for each option
 def retire(run: Path, name: str, at: int | None, timeout_s: float, as_json: bool) -> None:
     """Stop drawing from source NAME of RUN, from a step on, and in all later stages of the file.
 
-    What was drawn of it and waits for a row is trained on.
+    Documents that were already drawn and wait for a row are still trained on.
 
     \b
     Example:
@@ -111,7 +111,7 @@ def retire(run: Path, name: str, at: int | None, timeout_s: float, as_json: bool
 @run_argument
 @change_options
 def undo(run: Path, at: int | None, timeout_s: float, as_json: bool) -> None:
-    """Undo the latest edit of RUN that still holds: from a step on, what held before it holds again.
+    """Undo the latest edit of RUN that is in effect, from a step on.
 
     \b
     Example:

@@ -170,15 +170,15 @@ def _with_tokenizer_as_spelt(
 @click.command("watch")
 @run_argument
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--once", is_flag=True, help="Have the run be as FILE says now, and end.")
+@click.option("--once", is_flag=True, help="Apply FILE once, now, and exit.")
 @json_option
 def watch(run: Path, file: Path, once: bool, as_json: bool) -> None:
-    """Keep the mix of RUN as FILE says, now and each time FILE is saved.
+    """Apply FILE to the mix of RUN, now and each time FILE is saved.
 
-    FILE is a copy of the mix file, which a resume needs as it was. Weights, amounts, and which sources
-    there are may change; each change is an edit, as if it had been typed. A file with a fault changes
-    nothing, and the run goes on with what it has. The command ends with the run; Ctrl-C ends it, not the
-    run.
+    FILE is a copy of the mix file, because a resume needs the mix file unchanged. You may change weights and amounts,
+    and add or remove sources. Each change becomes an edit, as if it had been typed. A file with a fault changes
+    nothing, and the run continues with its current mix. The command ends with the run. Ctrl-C ends only the command,
+    not the run.
 
     \b
     Example:

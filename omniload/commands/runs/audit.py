@@ -89,13 +89,13 @@ class _Found:
 @click.option("--rank", type=click.IntRange(min=0), help="Only this data-parallel rank.")
 @click.option(
     "--grep",
-    help="Only samples whose text in this step contains this, with special tokens or without.",
+    help="Only samples whose text in this step contains this text, with or without special tokens.",
 )
 @click.option(
     "--html",
     "page",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a page that shows the documents whole, with their images as they were trained on.",
+    help="Write a page with the whole documents, and their images as they were trained on.",
 )
 @cache_option
 @json_option
@@ -108,14 +108,13 @@ def audit(  # noqa: PLR0913, PLR0917 -- one for each option
     cache_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Say which samples were in a step and on which rank, and prove it.
+    """Show which samples were in a step and on which rank, and prove it.
 
-    The step is planned again from the journal, with the mix and the ranks it was trained
-    with; it stands only if the plan has the digest that was journaled then. That is of its
-    samples: ranks of a step that another release dealt come with a warning. Where the trainer
-    reported the loss of documents, those of the highest loss come first. What batch.columns
-    names of columns of yours of whole samples stands with each, and their shares of the tokens
-    are told.
+    The step is planned again from the journal, with the mix and the ranks that it was trained with. The command fails
+    unless the plan has the digest in the journal. The digest covers the samples of a step and not their ranks, so the
+    ranks come with a warning if another release dealt the step. If the trainer reported losses of documents, the
+    highest losses come first. Your own columns of whole samples that batch.columns names are shown with each sample,
+    and so are their shares of the tokens.
 
     \b
     Example:

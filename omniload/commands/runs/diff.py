@@ -48,9 +48,9 @@ class _Side:
 def diff(one: Path, other: Path, as_json: bool) -> None:
     """Compare ONE with OTHER: each a mix file or the folder of a run.
 
-    Keys, sources, amounts, the first step at which a source has another share or other files are left
-    out; of two runs also what differs in their data, and the first step that held other samples.
-    Nothing of the data is read.
+    The command compares keys, sources and amounts, and finds the first step at which a source has another share, or at
+    which other files are left out. For two runs, it also compares their data and finds the first step with other
+    samples. It reads no data.
 
     \b
     Example:

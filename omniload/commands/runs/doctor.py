@@ -29,14 +29,14 @@ _SEEN_S = 2.5
     type=FiniteRange(0, 3600),
     default=5.0,
     show_default=True,
-    help="How long to look; a run that has ended is looked at once.",
+    help="How long to watch; a run that has ended is looked at once.",
 )
 @json_option
 def doctor(run: Path, seconds: float, as_json: bool) -> None:
-    """Say what is slow in RUN, who waits for whom, and what to change.
+    """Show what is slow in RUN, which role waits for which, and what to change.
 
-    RUN is the folder of a run: run_dir= of omniload.open, or that of omniload train. The status of
-    all roles is looked at for some seconds; each finding tells what was seen and which setting changes it.
+    RUN is the folder of a run: run_dir= of omniload.open, or that of omniload train. The command watches the status of
+    all roles for some seconds. Each finding names the observation and the setting that changes it.
 
     \b
     Example:

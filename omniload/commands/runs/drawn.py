@@ -69,12 +69,12 @@ class _Told:
 @click.option(
     "--step",
     type=click.IntRange(min=0),
-    help="The step that the run is left before: that of the checkpoint which the next one begins with.",
+    help="Step of the checkpoint that the next run begins with; the steps before it count as drawn.",
 )
 @click.option(
     "--state",
     type=click.Path(path_type=Path),
-    help="A state of the loader as JSON, in place of --step, where RUN is a mix file: of a run without a folder.",
+    help="In place of --step, for a run without a folder: a state of the loader as JSON; RUN is then a mix file.",
 )
 @click.option(
     "--output",
@@ -82,7 +82,7 @@ class _Told:
     "folder",
     type=click.Path(path_type=Path),
     required=True,
-    help="A new folder, for a file of each source.",
+    help="A new folder, for one file per source.",
 )
 @cache_option
 @json_option
@@ -94,11 +94,12 @@ def drawn(
     cache_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Write which records RUN had drawn, for a run of other rows, another batch or tokenizer.
+    """Write which records RUN has drawn, for a run with other rows, another batch or another tokenizer.
 
-    RUN is the folder of a run, or its mix file with --state. Of each source that is in the middle of an epoch a file
-    says which records lie behind it. A mix that names it by drawn_before leaves them out of its first epoch: none
-    comes twice before the others. A document that was drawn in part, or waits for a row, comes again whole.
+    RUN is the folder of a run, or its mix file with --state. For each source in the middle of an epoch, the command
+    writes a file of the records that the epoch has drawn. A mix that names this file in drawn_before leaves the records
+    out of its first epoch, so no record is drawn twice before all others were drawn once. A document that was drawn
+    only in part, or waits for a row, is drawn again as a whole.
 
     \b
     Example:

@@ -34,7 +34,7 @@ _EVERY_S = 1.0
 _ROOM = 1 << 20
 """Bytes that are left on a disk that is full for whoever writes more than a few at once."""
 
-once_option = click.option("--once", is_flag=True, help="Show the present moment and end.")
+once_option = click.option("--once", is_flag=True, help="Show the current state once, and exit.")
 
 
 def status_json(run: Path, status: PlaneStatus) -> dict[str, Any]:

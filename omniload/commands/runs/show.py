@@ -42,13 +42,13 @@ __all__ = ["show"]
 @run_argument
 @json_option
 def show(run: Path, as_json: bool) -> None:
-    """Show how far a run has come: steps, shares against their targets, epochs, edits, losses, groups, costs.
+    """Show the progress of a run: steps, shares and their targets, epochs, edits, losses, groups, costs.
 
-    Works on a run that is going on, and needs neither its sources nor its processes. Records that were
-    skipped are those before the next record of a source, from the journal's first step on; losses are
-    means of a label, or of a preference pair, in the step that its loop reported last. How far ranks are, and
-    the rate since the latest start, is what its processes said last: what is planned is ahead of them. Where
-    ranks report compute times, it is told which cost they come to.
+    The run may still be going on; the command needs neither its sources nor its processes. Skipped records are counted
+    before the next record of a source, from the first step of the journal on. Losses are means per label, or per
+    preference pair, in the step that the training loop reported last. The position of the ranks and the rate since the
+    latest start are the last that the processes reported; planned steps are ahead of them. If ranks report compute
+    times, the command shows the costs that fit these times.
 
     \b
     Example:

@@ -18,9 +18,9 @@ __all__ = ["stop"]
 def stop(run: Path) -> None:
     """End the detached data plane of RUN, which outlives its job (runtime.lifetime).
 
-    It is looked for in the Ray that runtime.address of the run's mix names; with auto, run this on a
-    machine of that. Ranks that are there are told that the plane has ended. A later start of the job
-    opens it anew, with the same samples.
+    The command looks for the plane in the Ray that runtime.address of the run's mix names; if that is auto, run it on a
+    machine of that Ray. Connected ranks are notified that the plane has ended. A later start of the job opens a new
+    plane, with the same samples.
 
     \b
     Example:

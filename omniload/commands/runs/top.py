@@ -26,16 +26,16 @@ __all__ = ["top"]
     "--pid",
     "role",
     metavar="ROLE",
-    help="Print the number of the process of ROLE (planner, loader-0, 'rank dp=0'), and nothing else.",
+    help="Print only the process id of ROLE (planner, loader-0, 'rank dp=0').",
 )
 def top(run: Path, once: bool, as_json: bool, role: str | None) -> None:
     """Watch what each role of the data plane of RUN is doing.
 
-    RUN is the folder of a run: run_dir= of omniload.open, or that of omniload train. State, buffer,
-    rate, memory, the age of the last progress and what is waited for come from the run's own
-    file, written once a second. Below stand the sources that are read much of the time or by several,
-    with the number of their readers, and the last line of each role in trouble; all of them are
-    in RUN/logs. Ctrl-C ends the view, not the run.
+    RUN is the folder of a run: run_dir= of omniload.open, or that of omniload train. The table shows the state, buffer,
+    rate and memory of each role, the age of its last progress, and the role that it waits for. These figures come from
+    a file of the run, which is written once a second. Below the table are the busiest sources and those with several
+    readers, with the number of their readers, and the last log line of each role in trouble. All log lines are in
+    RUN/logs. Ctrl-C ends the view, not the run.
 
     \b
     Example:
