@@ -36,10 +36,10 @@ class Quorum(Protocol):
 
 
 class ReplicaLoader:
-    """A rank's batches, of the step that its replica is about to train on.
+    """Batches of a rank, for the step that its replica trains on next.
 
-    A step that was not committed is taken again, by whoever is there then. What the manager saves is all
-    that is needed to go on: a replica that heals has the step from its peers.
+    A step that was not committed is taken again, by the replicas that are there then. The state that the manager saves
+    is enough to continue: a replica that heals gets the step from its peers.
     """
 
     def __init__(
@@ -55,12 +55,13 @@ class ReplicaLoader:
         """Take batches from the plane at ``address``.
 
         Args:
-            manager: torchft's, with ``use_async_quorum=False``: a replica that joins takes part in its first step.
-            address: As ``omniload.serve`` was given it; replicas may be on any host that sees that folder or port.
-            group_rank: This rank's number in its replica, as the replica's own FSDP counts.
-            group_size: Ranks of each replica.
-            quorum_id: Returns the number of the quorum; what the manager has by default.
-            **keywords: Of ``omniload.join``: ``arrays``, ``labels``, ``device``, ``timeout``.
+            manager: torchft's manager, with ``use_async_quorum=False``, so that a joining replica takes part in its
+                first step.
+            address: As given to ``omniload.serve``; replicas may be on any host that sees that folder or port.
+            group_rank: Number of this rank in its replica, as the replica's own FSDP counts.
+            group_size: Number of ranks of each replica.
+            quorum_id: Returns the number of the quorum; by default, asks the manager.
+            **keywords: Keywords of ``omniload.join``: ``arrays``, ``labels``, ``device``, ``timeout``.
 
         Raises:
             ConfigError: The group's numbers are refused, or the manager has no number of its quorum.
@@ -77,9 +78,9 @@ class ReplicaLoader:
         self._handed: tuple[int, TrainingBatch | None] | None = None
 
     def next_batch(self) -> TrainingBatch | None:
-        """Return this rank's part of the step that is not committed; ``None`` when the data has ended.
+        """Return this rank's part of the step that is not yet committed; ``None`` when the data has ended.
 
-        Called once a step, after ``manager.start_quorum()``. In the same quorum, the same step gives the same batch.
+        Call it once per step, after ``manager.start_quorum()``. In the same quorum, the same step gives the same batch.
 
         Raises:
             StateError: The replica takes no part in the step.
@@ -136,7 +137,7 @@ class ReplicaLoader:
         return self._loader
 
     def close(self) -> None:
-        """Leave the plane, which goes on for the others."""
+        """Leave the plane, which continues for the others."""
         if self._loader is not None:
             self._loader.close()
 

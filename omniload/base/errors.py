@@ -49,7 +49,7 @@ class OmniloadError(Exception):
 
 
 class ConfigError(OmniloadError):
-    """What the user wrote cannot be carried out."""
+    """The mix, a setting or an argument is wrong. Fix the value that the message names."""
 
     exit_code = 2
 
@@ -61,19 +61,19 @@ class UnavailableError(OmniloadError):
 
 
 class StateError(OmniloadError):
-    """A saved or running state, or the disk under it, does not fit what is asked of it; another try meets it again."""
+    """A saved or running state, or the disk under it, does not fit the request. Trying again gives the same error."""
 
     exit_code = 4
 
 
 class IntegrityError(OmniloadError):
-    """Bytes or samples are not what was promised. Never retried, never skipped."""
+    """Bytes or samples are damaged or have changed. Never retried, never skipped."""
 
     exit_code = 5
 
 
 class DefectError(OmniloadError):
-    """A fault of this project itself. Trying again is no remedy; a report is."""
+    """A bug in this project. Trying again does not help; please report it."""
 
 
 _REFUSALS: dict[int, tuple[type[OmniloadError], str]] = {

@@ -66,8 +66,8 @@ def _end_dropped(pid: int, stack: ExitStack) -> None:
 class Loader:
     """Batches of one rank in step order; torch's ``Stateful``.
 
-    Its state covers the batches handed out, whatever was prefetched beyond them, and is the same for
-    any number of ranks. Load it before or during iteration, and on every rank.
+    Its state covers the batches handed out, whatever was prefetched after them, and is the same for any number of
+    ranks. Load it on every rank, before or during iteration.
     """
 
     def __init__(
@@ -87,18 +87,18 @@ class Loader:
         begun = (self._state or {}).get("step", facts.first_step)
         self._begun = begun if isinstance(begun, int) else 0
         self.source_names = facts.names
-        """Names of the sources; ``source_ids`` are places here."""
+        """Names of the sources; ``source_ids`` are indices into this list."""
         tags = facts.tags
         self.source_tags = () if tags is None else tuple(tags.get(name, {}) for name in facts.names)
         """Tags of each source, in the order of ``source_names``; after ``join``, from the first batch on."""
         self.vocab_size = facts.vocab_size
-        """Tokens that the tokeniser may give; ``None`` for a mix of token columns alone."""
+        """Number of tokens of the tokenizer; ``None`` for a mix of token columns alone."""
         self.run_dir = None if notes is None else notes.run_dir
-        """Folder that keeps what is known of the run; ``None`` without one."""
+        """Folder of the run; ``None`` without one."""
         self.leads = notes is None or notes.leads
-        """Whether this rank speaks for those along tp, pp and ep, which have the same batches: one that has labels."""
+        """Whether this rank, the first with labels, reports for its peers along tp, pp and ep with the same batches."""
         self.num_ranks = facts.num_ranks
-        """Ranks along dp, of which each takes other samples."""
+        """Number of ranks along dp, each of which gets different samples."""
         # Nothing is opened here: each of several ranks would wait in its constructor for the others.
         self._client: Client | None = None
         self._stack = ExitStack()
@@ -111,16 +111,16 @@ class Loader:
 
     @property
     def next_step(self) -> int:
-        """The step that the next batch belongs to."""
+        """Step of the next batch."""
         return self._open_once().next_step
 
     @property
     def last_wait_s(self) -> float:
-        """Seconds that the last batch was waited for."""
+        """Seconds that the loop waited for the last batch."""
         return self._open_once().last_wait_s
 
     def start(self) -> None:
-        """Open or join the plane now, and prefetch from here on; otherwise the first batch does."""
+        """Open or join the plane now, and prefetch. Without this call, the first batch does so."""
         self._open_once()
 
     def next_batch(self, timeout: float | None = None) -> TrainingBatch | None:
@@ -130,8 +130,8 @@ class Loader:
             timeout: Longest wait in seconds; ``None`` for the mix's ``runtime.batch_timeout``.
 
         Raises:
-            UnavailableError: The time has passed; says who holds the batch up, and why.
-            OmniloadError: The data plane has failed; the cause as it was raised there.
+            UnavailableError: The time has passed; the message says which role is late, and why.
+            OmniloadError: The data plane has failed; this is the error that was raised there.
             StateError: The loader is closed.
         """
         self._refuse_copy()
@@ -167,15 +167,15 @@ class Loader:
         return handed
 
     def is_at_end(self, timeout: float | None = None) -> bool:
-        """Whether no batch comes behind those handed out: waits for the next one, which stays the next.
+        """Whether no batch follows those handed out. Waits for the next batch, which stays the next.
 
-        Args, Raises: as of ``next_batch``.
+        Args, Raises: as for ``next_batch``.
         """
         waited = ask_in_turn(self._turn, timeout, lambda s, _: self._open_once().wait_for_batch(s))
         return waited is None
 
     def take_back(self) -> None:
-        """Have the batch that was handed out last be the next one again: its loop was left before it came to it."""
+        """Make the last batch the next one again, because its loop ended before using it."""
         back, self._take_back, self._handed = self._take_back, None, None
         if back is not None:
             back()
@@ -193,28 +193,28 @@ class Loader:
         rewards: object = None,
         seconds: object = None,
     ) -> None:
-        """Note losses, for ``omniload mix audit`` and ``mix show``, or rewards; policies go by both. Or a time.
+        """Report losses, for ``omniload mix audit`` and ``mix show``, or rewards; policies use both. Or report a time.
 
-        It costs one copy of them to the host, and a line in the run's folder, which keeps the latest 64 MiB of each
-        rank; without ``run_dir=`` nothing is kept. A mean counts at each label that it goes over, so that all ranks'
-        words are averaged by labels. ``DynamicSampler`` notes the rewards of its rollouts by itself.
+        A call copies the values to the host and writes a line in the run's folder, which keeps the latest 64 MiB of
+        each rank; without ``run_dir=`` nothing is kept. A mean counts once for each of its labels when the reports of
+        ranks are averaged. ``DynamicSampler`` reports the rewards of its rollouts itself.
 
         Args:
-            rows: The batch that was handed out last, which it is if not given, or one of its microbatches.
-            losses: Loss of each of its labels, ``[R, T]``, any value where the label is -100; or the mean of each of
-                its rows, ``[R]``. Of rows that cp peers share, each tells of the labels that it holds.
-            document_losses: Mean of each of its ``pieces()``, ``[K]``.
-            source: Name of a source, whose labels in the rows ``loss`` or ``reward`` goes over.
-            loss: A mean: of a source, or of all the rows.
-            reward: A mean of ``source``, for policies, in whatever scale the loop has.
-            labels: Labels that the mean of ``source`` goes over, where it is of the whole step: one rank says it.
-            rewards: Reward of each answer of each of its ``pieces()``, ``[K, G]``; above 0 of a right answer.
-            seconds: What this rank took to compute with the rows, forward and backward, without waits for others:
+            rows: The batch that was handed out last (the default), or one of its microbatches.
+            losses: Loss of each label, ``[R, T]``, any value where the label is -100; or the mean of each row, ``[R]``.
+                If cp peers share the rows, each peer reports the labels that it holds.
+            document_losses: Mean of each of the ``pieces()`` of the rows, ``[K]``.
+            source: Name of a source; ``loss`` or ``reward`` is then the mean over its labels in the rows.
+            loss: A mean, over a source or over all the rows.
+            reward: A mean over ``source``, for policies, in any scale.
+            labels: Number of labels of the mean of ``source``, if it covers the whole step; then only one rank reports.
+            rewards: Reward of each answer of each of the ``pieces()``, ``[K, G]``; above 0 for a right answer.
+            seconds: Compute time of this rank for the rows, forward and backward, without waits for other ranks;
                 ``balance.fit_every`` and ``omniload mix show`` fit the cost of documents to it.
 
         Raises:
-            ConfigError: Losses or rewards have another shape than what they are of, none is given, or several that
-                exclude each other; there is no such source; or no batch was handed out.
+            ConfigError: Values have a wrong shape, none or several that exclude each other are given, the source does
+                not exist, or no batch was handed out.
             StateError: The loader is closed.
         """
         losses = loss if source is None and losses is None else losses
@@ -260,7 +260,7 @@ class Loader:
             self._notes.add_means(step, source, means, count, *told_of)
 
     def state_dict(self) -> JsonObject:
-        """Return the state after the batches handed out so far, as plain JSON; empty before any of a new run."""
+        """Return the state after the batches handed out so far, as plain JSON; empty at the start of a new run."""
         # Hosts ask before they load one. Opened at step 0 for that, a run that was begun would record its steps anew.
         if self._client is None and not self._closed:
             self._refuse_copy()
@@ -268,10 +268,10 @@ class Loader:
         return self._open_once().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
-        """Continue where ``state`` was taken; an empty one changes nothing, as torch's trainers expect.
+        """Continue where ``state`` was taken; an empty state changes nothing, as torch's trainers expect.
 
         Raises:
-            StateError: It is not a state. Whether it fits the mix and the data shows with the next batch.
+            StateError: It is not a state. The next batch shows whether it fits the mix and the data.
         """
         wanted = state_from(state)  # first: what is not a state must not end the plane
         if self._closed:
@@ -285,20 +285,20 @@ class Loader:
     def resize(
         self, rank: int, world_size: int, *, step: int | None = None, generation: int | None = None
     ) -> None:
-        """Become another rank among others, from the next step on; each rank that stays calls it at the same step.
+        """Become another rank among others, from the next step on. Each rank that stays calls this at the same step.
 
-        Ranks that arrive give the same numbers to ``join``. What a step holds stays; it is dealt anew.
-        The mix is opened with ``elastic=True``, or by ``serve``.
+        Ranks that arrive give the same numbers to ``join``. The samples of a step stay; they are dealt anew. The mix
+        must be opened with ``elastic=True``, or by ``serve``.
 
         Args:
             rank: Number of this rank along dp, from 0.
-            world_size: Ranks along dp.
-            step: First step of these ranks: the next one, or the last one again, where a rank died in it.
-            generation: Number of these ranks, rising with each change; ``None`` for the one after this loader's.
+            world_size: Number of ranks along dp.
+            step: First step of these ranks: the next one, or the last one again if a rank died in it.
+            generation: Number of these ranks, which rises with each change; ``None`` for the one after this loader's.
 
         Raises:
             ConfigError: An argument is refused, or the mix was not opened as elastic.
-            StateError: Other ranks disagree, or the step cannot be dealt to others; this rank stays what it was.
+            StateError: Other ranks disagree, or the step cannot be dealt to others; this rank does not change.
             UnavailableError: The plane does not answer.
         """
         require_rank(rank, world_size, step, generation)
@@ -311,7 +311,7 @@ class Loader:
             self._ahead.drop()  # it is the share of a rank of the earlier world
 
     def close(self) -> None:
-        """End the plane, or leave it where another rank brought it up. To close again, or in a fork, does nothing."""
+        """End the plane, or leave it if another rank brought it up. A second call, or one in a fork, does nothing."""
         self._closed = True  # first: who asks meanwhile is refused, and opens no other plane
         if self._pid == os.getpid():  # a fork that leaves ``with`` ends nothing
             self._end_plane()

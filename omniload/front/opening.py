@@ -62,25 +62,25 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
 ) -> Loader:
     """Open a mix for this rank.
 
-    One process runs the plane as threads. Of several, rank 0 brings it up and the others join with their first batch;
-    they meet through torch's process group, ``MASTER_ADDR`` and ``MASTER_PORT``, or a folder that all of them see.
-    With the first batch, too, where ``run_dir`` holds a run and ``state`` is left to ``load_state_dict``.
+    With one process, the plane runs as threads. With several, rank 0 brings it up, and the others join with their first
+    batch; they meet through torch's process group, ``MASTER_ADDR`` and ``MASTER_PORT``, or a folder that all see.
+    If ``run_dir`` holds a run and no ``state`` is given, one process opens with its first batch, too.
 
     Args:
-        mix: The mix file, its contents as a mapping, or the model of it.
-        mesh: torch's ``DeviceMesh``: ranks differ in their samples along dp, in their slices along cp; others share.
-        rank: This process's number; from torchrun's or Slurm's variables, or torch's process group, by default.
-        world_size: Processes of the job; likewise.
-        state: What ``state_dict`` returned, to continue from.
-        split: A split that the mix holds out, read once, as for evaluation.
-        runtime: ``local`` threads (one process), ``ray`` actors, ``auto`` whichever fits.
+        mix: The mix file, its contents as a mapping, or its model.
+        mesh: torch's ``DeviceMesh``. Ranks along dp get different samples, along cp different slices; others share.
+        rank: Number of this process. By default from the variables of torchrun or Slurm, or torch's process group.
+        world_size: Number of processes of the job; defaults as for ``rank``.
+        state: Result of ``state_dict``, to continue from.
+        split: A split that the mix holds out, to read once, as for evaluation.
+        runtime: ``local`` for threads (one process), ``ray`` for actors, ``auto`` for whichever fits.
         timeout: Seconds that ranks wait for each other to join.
         address: A folder that all ranks see, in place of torch's store.
-        run_dir: Folder that keeps journal and mix of the run, for ``omniload mix show`` and its like; none by default.
-        steps: The step after the last; the data's end by default.
-        arrays: What a batch holds: ``torch`` tensors, ``numpy`` arrays, ``auto`` torch where it is installed.
-        labels: ``shifted`` (the next token), or ``unshifted`` for models that shift by themselves.
-        device: Where a batch's tensors are put, by default left on the CPU; to a GPU the next batch is copied ahead.
+        run_dir: Folder for journal and mix of the run, read by ``omniload mix show`` and others; none by default.
+        steps: The step after the last; by default, the run ends with the data.
+        arrays: ``torch`` for tensors, ``numpy`` for arrays, ``auto`` for torch if it is installed.
+        labels: ``shifted`` (the next token), or ``unshifted`` for models that shift labels themselves.
+        device: Device of a batch's tensors, by default the CPU. For a GPU, the next batch is copied ahead.
         **settings: Settings of the mix to override, such as ``prefetch_steps=8`` or ``pack_length=4096``.
 
     Raises:
@@ -150,7 +150,7 @@ def _refuse_misuse(split: str | None, run_dir: str | Path | None) -> None:
 
 
 def vocab_size_of(spec: PlaneSpec) -> int | None:
-    """Return how many tokens the tokeniser may give; ``None`` for a mix of token columns alone."""
+    """Return the number of tokens of the tokenizer; ``None`` for a mix of token columns alone."""
     config = spec.mix.tokenizer
     return None if config is None else open_tokenizer(config, spec.base_dir).vocab_size
 

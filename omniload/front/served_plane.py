@@ -45,11 +45,11 @@ class ServedPlane:
     """A data plane that ranks of other processes join; its own process trains nothing. Use it in a ``with``."""
 
     def __init__(self, spec: PlaneSpec, address: str | Path) -> None:
-        """Bring it up, and say where at ``address``.
+        """Bring up the plane, and announce it at ``address``.
 
         Raises:
             ConfigError: The folder or port cannot be used, or the mix is refused.
-            StateError: Another process serves a plane there, or the state does not fit.
+            StateError: Another process serves a plane at this address, or the state does not fit.
         """
         self._ended = threading.Event()
         self._opened = ExitStack()
@@ -78,10 +78,10 @@ class ServedPlane:
         self._opened.callback(place.unlink, missing_ok=True)
 
     def wait(self) -> None:
-        """Serve until ``close`` is called, as by the handler of a signal.
+        """Serve until ``close`` is called, for example by a signal handler.
 
         Raises:
-            OmniloadError: The data plane has failed; ranks are told the same.
+            OmniloadError: The data plane has failed; ranks get the same error.
         """
         # A plane tells ranks of its failure; this process is not a rank, and has to ask.
         while not self._ended.wait(_FAILED_S):
@@ -89,7 +89,7 @@ class ServedPlane:
                 raise failure
 
     def close(self) -> None:
-        """End the plane. To close again does nothing."""
+        """End the plane. A second call does nothing."""
         # First: a thread in ``wait`` would ask a plane that ends how it is.
         self._ended.set()
         self._opened.close()
@@ -112,22 +112,22 @@ def serve(
     steps: int | None = None,
     **settings: Unpack[Settings],
 ) -> ServedPlane:
-    """Bring up the data plane of a job whose ranks join and leave, in a process that is none of them.
+    """Bring up the data plane of a job whose ranks join and leave, in a process that is not one of its ranks.
 
     Args:
         mix: As for ``open``.
-        address: A folder where ranks find it, made where it is missing; those of other hosts, where they see it and
-            ``runtime.bind`` says where to listen. Or ``HOST:PORT`` of this host, where no folder is seen by all:
-            any process that reaches the port may join.
-        world_size: Ranks that there usually are.
-        state: What a rank's ``state_dict`` returned, to continue from; with any number of ranks.
+        address: A folder in which ranks find the plane; it is created if it is missing. Ranks on other hosts need to
+            see the folder, and ``runtime.bind`` then says where to listen. Without a shared folder, ``HOST:PORT`` of
+            this host: any process that reaches the port may join.
+        world_size: Usual number of ranks.
+        state: Result of a rank's ``state_dict``, to continue from, with any number of ranks.
         run_dir: As for ``open``.
         steps: As for ``open``.
         **settings: As for ``open``.
 
     Raises:
         ConfigError: The mix, a setting or the folder is refused.
-        StateError: ``state`` does not fit, or a plane is served there already.
+        StateError: ``state`` does not fit, or a plane is served at this address already.
     """
     refuse_namesake()
     require_whole("world_size", world_size, least=1)

@@ -39,23 +39,25 @@ def join(  # noqa: PLR0913 -- keywords of a call that users make
     device: object = None,
     timeout: float = 120.0,
 ) -> Loader:
-    """Join a plane that ``serve`` has brought up, or will in time; the first batch does so.
+    """Join a plane that ``serve`` has brought up, or will bring up in time. The loader joins with its first batch.
 
     Args:
-        address: Its folder, or ``HOST:PORT``; as ``serve`` was given it.
-        rank: Number of this rank among ``world_size``, from 0: each takes samples of its own.
-        world_size: Ranks from ``step`` on; those that are there already call ``Loader.resize`` with the same number.
-        step: First step of these ranks, which none of those before has committed; ``None`` for the ranks that the
-            plane was served for, from its first step on.
-        generation: Number of these ranks, rising with each change; ``None`` for those of now, and in the place of a
-            rank that is gone for those that come next, where both are on the plane's host: on another it is given.
+        address: Folder or ``HOST:PORT`` of the plane, as given to ``serve``.
+        rank: Number of this rank among ``world_size``, from 0. Each rank gets different samples.
+        world_size: Number of ranks from ``step`` on. Ranks that have joined already call ``Loader.resize`` with the
+            same number.
+        step: First step of these ranks, which no earlier rank has committed. ``None`` for the ranks that the plane was
+            served for, from its first step on.
+        generation: Number of these ranks, which rises with each change. ``None`` for the current ranks. ``None`` also
+            joins the next ranks in the place of a lost rank, if both are on the plane's host; on another host, give the
+            number.
         arrays: As for ``open``.
         labels: As for ``open``.
         device: As for ``open``.
         timeout: Seconds to wait for the plane to be served.
 
     Raises:
-        ConfigError: An argument is refused, or the plane is another user's, or listens on another host alone.
+        ConfigError: An argument is refused, the plane belongs to another user, or it listens only on another host.
         UnavailableError: No plane is served there in time.
     """
     check_choices(labels=labels, arrays=arrays)

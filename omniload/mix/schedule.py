@@ -236,7 +236,7 @@ class MixSchedule:
     """Weights of the sources over time."""
 
     stages: tuple[Stage, ...]
-    """Weights in stages; the first starts at step 0."""
+    """Stages with their weights; the first starts at step 0."""
     names: tuple[str, ...]
     """Names of the sources; the number of a source is its index here."""
     level: Literal["token", "sample"] = "token"

@@ -26,8 +26,8 @@ __all__ = [
 class CostFunction(Protocol):
     """A cost of every sample, from one or several columns of metadata.
 
-    Any function of arrays will do: ``lambda lengths_N, patches_N: lengths_N + 4.0 * patches_N``. One that a mix file
-    names says by an attribute ``of`` which columns it reads, where those are not the lengths alone.
+    Any function of arrays will do: ``lambda lengths_N, patches_N: lengths_N + 4.0 * patches_N``. If a mix file names
+    the function and it reads more than the lengths, its attribute ``of`` lists the columns.
     """
 
     def __call__(self, *columns_N: NDArray[Any]) -> NDArray[np.float64]:
@@ -39,8 +39,8 @@ class CostFunction(Protocol):
 class QuadraticCost:
     """Cost ``linear * L + quadratic * L ** 2`` of a document of ``L`` tokens.
 
-    Only the quotient of the two matters for balance. For a dense transformer it is
-    about six times the hidden width; for a mixture of experts count the active part.
+    Only the quotient of the two matters for balance. For a dense transformer it is about six times the hidden width.
+    For a mixture of experts, count only the active part.
     """
 
     linear: float
@@ -60,20 +60,20 @@ class QuadraticCost:
     def fit(cls, tokens_M: NDArray[Any], squares_M: NDArray[Any], seconds_M: NDArray[Any]) -> Self:
         """Fit a cost to measured times, by least squares with coefficients of at least 0.
 
-        There is no constant term: a fixed time for every measurement does not change how
-        rows are best dealt, but it does bias this fit. Subtract it when it is known.
+        There is no constant term. A fixed time in every measurement does not change the best dealing of rows, but it
+        does bias this fit. Subtract it if you know it.
 
         Args:
             tokens_M: Tokens of each measurement (of a step or microbatch of one rank).
             squares_M: Sum of the squared lengths of its documents.
-            seconds_M: Time it took.
+            seconds_M: Time of each measurement.
 
         Returns:
             The cost in seconds.
 
         Raises:
-            ValueError: There are fewer than two measurements, their columns differ in
-                length or are not finite, or no coefficient above 0 fits them.
+            ValueError: There are fewer than two measurements, their columns differ in length or are not finite, or no
+                coefficient above 0 fits them.
         """
         columns = [np.asarray(column, np.float64) for column in (tokens_M, squares_M, seconds_M)]
         counts = [len(column) for column in columns]

@@ -77,14 +77,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DGraph:
-    """Samples or packed rows on their way to the ranks. Immutable: who changes a column works on a copy."""
+    """Samples or packed rows on their way to the ranks. Immutable: a caller that changes a column works on a copy."""
 
     columns: Mapping[str, NDArray[Any]]
     """Metadata of each sample, or of each piece of the rows; ``lengths`` is always there."""
     row_offsets: NDArray[np.int64] | None = None
-    """Boundaries of the rows in the columns, ``[N + 1]``; ``None`` when members are samples."""
+    """Boundaries of the rows in the columns, ``[N + 1]``; ``None`` if members are samples."""
     members_N: NDArray[np.int64]
-    """Number of each member among those loaded, in the order of the step."""
+    """Index of each member among the loaded members, in the order of the step."""
     nodes: tuple[Node, ...]
     """The calls so far."""
     drawn: Drawn | None = None
@@ -94,13 +94,13 @@ class DGraph:
     costs: Mapping[str, NDArray[np.float64]] = field(
         default_factory=lambda: MappingProxyType[str, NDArray[np.float64]]({})
     )
-    """Cost of each member by module, ``[N]`` each."""
+    """Cost of each member, ``[N]``, by module."""
     method: BalanceMethod = "none"
     """Declared by ``balance``."""
     dealing: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
-    """Bucket and microbatch of each member, where ``deal`` gave them."""
+    """Bucket and microbatch of each member, if ``deal`` gave them."""
     broadcast: tuple[MeshAxis, ...] = ()
-    """Axes that ``broadcast_at`` declared."""
+    """Axes declared by ``broadcast_at``."""
 
     @classmethod
     def of_samples(
@@ -113,7 +113,7 @@ class DGraph:
 
         Args:
             lengths_N: Tokens in each sample.
-            sources_N: Number of the source of each; needed to ``mix``.
+            sources_N: Number of the source of each sample; required by ``mix``.
             columns: More metadata for cost functions, a value for each sample.
 
         Raises:
@@ -180,16 +180,16 @@ class DGraph:
     ) -> Self:
         """Draw the samples of a step from the candidates, by the weights at that step.
 
-        Samples of a source are taken in the order they were loaded.
+        Samples of a source are drawn in the order in which they were loaded.
 
         Args:
             schedule: Weights over time.
             step: Number of the step.
             budget: Tokens to draw; the last sample may exceed it.
-            credits_S: Credits left by the step before (``drawn.credits_S``); zeros at the start.
+            credits_S: Credits after the step before (``drawn.credits_S``); zeros at the start.
 
         Raises:
-            ValueError: The candidates have no sources or are rows; else as for ``draw_candidates``.
+            ValueError: The candidates have no sources or are rows; otherwise as for ``draw_candidates``.
         """
         self._require("mix", "loaded", "loaded")
         if self.row_offsets is not None or "sources" not in self.columns:
@@ -228,9 +228,9 @@ class DGraph:
 
         Args:
             axis: Axis of the mesh: ``dp``, ``cp``, ``ep`` or ``world``.
-            group_size: Neighbouring consumers that share a bucket.
-            microbatches: Microbatches of a bucket.
-            max_count: Most members of one microbatch; any number when not given.
+            group_size: Number of neighbouring consumers that share a bucket.
+            microbatches: Number of microbatches of a bucket.
+            max_count: Largest number of members of one microbatch; any number by default.
         """
         self._require("distribute", "loaded", "mixed")
         deal = Distribution(
@@ -244,16 +244,15 @@ class DGraph:
     def cost(
         self, function: CostFunction, module: str = "backbone", *, of: Sequence[str] = ("lengths",)
     ) -> Self:
-        """Give members a cost for one module of the model; call again for another module.
+        """Give members a cost for one module of the model. Call it again for another module.
 
         Args:
-            function: Cost of each sample or piece from columns of metadata.
+            function: Cost of each sample or piece, computed from columns of metadata.
             module: Name of the module in reports.
-            of: Columns that the function is called with, in order.
+            of: Columns to call the function with, in order.
 
         Raises:
-            ValueError: A column is missing, the module has a cost already, or a cost
-                is not finite and at least 0.
+            ValueError: A column is missing, the module has a cost already, or a cost is not finite and at least 0.
         """
         self._require("cost", "distributed", "costed")
         if module in self.costs:
@@ -270,7 +269,7 @@ class DGraph:
         return replace(self, costs=costs, nodes=(*self.nodes, node))
 
     def balance(self, method: BalanceMethod = "greedy_swap") -> Self:
-        """Declare how members are dealt evenly; ``plan`` does it.
+        """Declare the method by which ``plan`` deals members evenly.
 
         Raises:
             ValueError: The method is unknown.
@@ -285,7 +284,7 @@ class DGraph:
         """Deal members by hand instead of by ``balance``: each to a bucket and one of its microbatches.
 
         Raises:
-            ValueError: A column has not a number for each member, within what was distributed.
+            ValueError: A column does not have one number for each member, within the distribution.
         """
         self._require("deal", "costed", "costed")
         assert self.distribution is not None, "a costed graph has been distributed"
@@ -304,14 +303,14 @@ class DGraph:
         return replace(self, broadcast=(*self.broadcast, axis), nodes=(*self.nodes, node))
 
     def plan(self, tree: ClientPlaceTree) -> Placement:
-        """Tie the graph to a mesh: say where every member goes.
+        """Tie the graph to a mesh: decide where every member goes.
 
-        Several modules are balanced by the sum of their costs, each over its mean, so
-        that none drowns the others.
+        If there are several modules, the sum of their costs is balanced, each divided by its mean so that no module
+        outweighs the others.
 
         Raises:
-            ValueError: A call is missing, the members do not fit the buckets of the mesh, or ranks of several buckets
-                are broadcast to by one.
+            ValueError: A call is missing, the members do not fit the buckets of the mesh, or one rank would broadcast
+                to ranks of several buckets.
         """
         self._require("plan", "balanced", "balanced")
         assert self.distribution is not None, "a balanced graph has been distributed"

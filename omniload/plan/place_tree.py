@@ -50,12 +50,11 @@ _CHILDREN_SHOWN = 4
 class ClientPlaceTree:
     """The ranks of a training job by their coordinates on the mesh.
 
-    Ranks are numbered with the last axis running fastest, as Megatron and torch's
-    device mesh do.
+    Ranks are numbered with the last axis running fastest, as in Megatron and torch's device mesh.
     """
 
     axes: tuple[MeshAxis, ...]
-    """Levels, the outermost first."""
+    """Levels of the tree, the outermost first."""
     sizes: tuple[int, ...]
     """Size of each level."""
 
@@ -80,7 +79,7 @@ class ClientPlaceTree:
     def of(cls, *, dp: int = 1, cp: int = 1, tp: int = 1, pp: int = 1, ep: int = 1) -> Self:
         """Return the tree of a mesh in the usual order: pp outermost, then dp, cp and tp; an axis ep innermost.
 
-        Another order is for ``from_sizes``, as ``{"pp": 2, "ep": 2, "dp": 4}``.
+        For another order, use ``from_sizes``, as in ``{"pp": 2, "ep": 2, "dp": 4}``.
         """
         tree = cls(axes=("pp", "dp", "cp", "tp", "ep"), sizes=(pp, dp, cp, tp, ep))
         # Show the mesh as it is used, without a level that hardly any mesh has.
@@ -93,8 +92,8 @@ class ClientPlaceTree:
         """Return the tree with the levels of ``sizes``, the outermost first.
 
         Raises:
-            ValueError: An axis is unknown, a size is below 1, or the sizes do not
-                multiply to ``world_size`` where that is given.
+            ValueError: An axis is unknown, a size is below 1, or the product of the sizes is not ``world_size``, if
+                given.
         """
         tree = cls(axes=tuple(sizes), sizes=tuple(sizes.values()))
         if world_size is not None and tree.world_size != world_size:
@@ -107,17 +106,17 @@ class ClientPlaceTree:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the job."""
+        """Number of ranks of the job."""
         return math.prod(self.sizes)
 
     def size_of(self, axis: Axis) -> int:
-        """Return the size of an axis; 1 for one that the mesh does not have."""
+        """Return the size of an axis; 1 if the mesh does not have it."""
         if axis == "world":
             return self.world_size
         return dict(zip(self.axes, self.sizes, strict=True)).get(axis, 1)
 
     def coordinates_of(self, rank: int) -> Mapping[MeshAxis, int]:
-        """Return the place of a rank on every axis of the mesh.
+        """Return the coordinates of a rank on every axis of the mesh.
 
         Raises:
             ValueError: There is no such rank.
@@ -141,7 +140,7 @@ class ClientPlaceTree:
         tp: int | None = None,
         ep: int | None = None,
     ) -> tuple[int, ...]:
-        """Return the ranks at the given coordinates, rising; an axis not given is free.
+        """Return the ranks at the given coordinates, in rising order; an axis that is not given is free.
 
         Raises:
             ValueError: A coordinate is outside its axis.
@@ -164,19 +163,19 @@ class ClientPlaceTree:
     def ranks_by_place(self) -> NDArray[np.int64]:
         """Return the numbers of all ranks by place, ``[dp, cp, peers]``.
 
-        Peers take the same rows, or the same slices of them; they rise, and the first one fetches for all.
+        Peers take the same rows, or the same slices of rows. Their numbers rise, and the first peer fetches for all.
         """
         return _ranks_by_place(self)
 
     def slice_of(self, rank: int) -> tuple[int, int]:
-        """Return which slice of its rows a rank takes, and of how many: its place along cp."""
+        """Return the index of the slice of its rows that a rank takes, and the number of slices: its place along cp."""
         return self.coordinates_of(rank).get("cp", 0), self.size_of("cp")
 
     def fetching_ranks(self, broadcast: Sequence[MeshAxis] = ()) -> tuple[int, ...]:
-        """Return the ranks that fetch from a constructor, rising; the others are served by broadcast.
+        """Return the ranks that fetch from a data constructor, in rising order; the others get their data by broadcast.
 
         Raises:
-            ValueError: An axis cannot be broadcast along: ranks along dp take other samples.
+            ValueError: The data cannot be broadcast along an axis, because ranks along dp take different samples.
         """
         require_broadcast(broadcast)
         first = dict.fromkeys(broadcast, 0)
@@ -186,15 +185,15 @@ class ClientPlaceTree:
         """Return the buckets that samples are dealt to, each as the ranks that consume it.
 
         Args:
-            axis: ``dp``: a bucket for every dp rank, shared by all its ranks. ``cp`` or
-                ``ep``: one for every place on dp and that axis. ``world``: one for every rank.
-            group_size: Neighbouring consumers that share a bucket.
+            axis: ``dp``: a bucket for every dp rank, shared by all its ranks. ``cp`` or ``ep``: a bucket for every
+                place on dp and that axis. ``world``: a bucket for every rank.
+            group_size: Number of neighbouring consumers that share a bucket.
 
         Returns:
             Ranks of each bucket; every rank is in exactly one.
 
         Raises:
-            ValueError: The axis deals no samples, or ``group_size`` does not divide the consumers.
+            ValueError: Samples cannot be dealt along the axis, or ``group_size`` does not divide the consumers.
         """
         levels, num = self._consumers_along(axis, group_size)
         # A mesh without axes is one rank, at no place.
@@ -218,10 +217,10 @@ class ClientPlaceTree:
     def require_fetched(
         self, axis: BucketAxis, group_size: int, broadcast: Sequence[MeshAxis]
     ) -> None:
-        """Refuse to broadcast along an axis whose ranks are in different buckets: one would be sent another's samples.
+        """Refuse to broadcast along an axis whose ranks are in different buckets: a rank would get another's samples.
 
         Raises:
-            ValueError: Says which rank that is; or as for ``buckets`` and ``fetching_ranks``.
+            ValueError: The message names that rank; otherwise as for ``buckets`` and ``fetching_ranks``.
         """
         require_broadcast(broadcast)
         levels, _ = self._consumers_along(axis, group_size)
@@ -244,8 +243,8 @@ class ClientPlaceTree:
     def constructor_of(self, dp_rank: int, num_constructors: int) -> int:
         """Return the data constructor that serves a dp rank.
 
-        Neighbours share one, so the ranks of a host connect to few of them; the
-        numbers of dp ranks that two constructors serve differ by one at most.
+        Neighbouring ranks share a constructor, so the ranks of a host connect to few constructors. The numbers of dp
+        ranks that two constructors serve differ by at most one.
 
         Raises:
             ValueError: There is no such dp rank, or a constructor would serve none.

@@ -74,9 +74,9 @@ class Placement:
     """The place of every member, and the resulting balance."""
 
     members_N: NDArray[np.int64]
-    """Number of each member among the samples or rows that were loaded, in the order of the step."""
+    """Index of each member among the loaded samples or rows, in the order of the step."""
     buckets_N: NDArray[np.int32]
-    """Bucket of each member: its dp rank when dealt along dp without groups."""
+    """Bucket of each member: its dp rank, if dealt along dp without groups."""
     microbatches_N: NDArray[np.int32]
     """Microbatch of each member within its bucket."""
     loads_BM: NDArray[np.float64]
@@ -86,13 +86,13 @@ class Placement:
     bound: float
     """Lower bound of ``imbalance`` for these members."""
     imbalance_before: float
-    """Heaviest bucket over the mean when members are dealt in order."""
+    """Imbalance if members were dealt in order: heaviest bucket over the mean."""
     microbatch_bound: float = 1.0
     """Lower bound of ``microbatch_imbalance`` for these members."""
     imbalance_of_module: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType[str, float]({})
     )
-    """Heaviest bucket over the mean by the cost of one module alone."""
+    """Heaviest bucket over the mean, by the cost of one module alone."""
     tree: ClientPlaceTree
     """The mesh."""
     distribution: Distribution
@@ -104,17 +104,17 @@ class Placement:
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches of every bucket."""
+        """Number of microbatches of every bucket."""
         return self.distribution.microbatches
 
     @property
     def microbatch_imbalance(self) -> float:
-        """Heaviest microbatch of all over their mean: what a pipeline waits for."""
+        """Heaviest microbatch of all over their mean; a pipeline waits for the heaviest."""
         return imbalance_of(self.loads_BM)
 
     @property
     def fetching_ranks(self) -> tuple[int, ...]:
-        """Ranks that fetch; the others are served by broadcast."""
+        """Ranks that fetch; the others get their data by broadcast."""
         return self.tree.fetching_ranks(self.broadcast)
 
     def members_of(self, bucket: int, microbatch: int) -> NDArray[np.int64]:

@@ -81,21 +81,21 @@ class PlacementRequest:
     """The input of a strategy."""
 
     tree: ClientPlaceTree
-    """The trainers."""
+    """The trainers' topology."""
     step: int
     """Number of the step."""
     microbatches: int
-    """Microbatches of every data-parallel rank."""
+    """Number of microbatches of every data-parallel rank."""
     rows_per_microbatch: int
-    """Most rows of one microbatch."""
+    """Largest number of rows of one microbatch."""
     cost: CostFunction
     """The cost that the mix file declares."""
     cost_columns: tuple[str, ...] = ("lengths",)
-    """Columns of metadata that the cost is called with."""
+    """Columns of metadata to call the cost with."""
     method: BalanceMethod = "greedy_swap"
     """The balancing algorithm that the mix file declares."""
     images: ImageTable | None = None
-    """The images of the rows, where they hold any."""
+    """The images of the rows, if there are any."""
     encoder_cost: CostFunction = _ENCODER
     """Cost of encoding an image, by its number of patches."""
     source_tags: Sequence[Mapping[str, str]] = ()
@@ -309,17 +309,17 @@ def require_balance(mix: MixConfig) -> None:
 
 
 def placed_by(strategy: Strategy, name: str, rows: DGraph, request: PlacementRequest) -> Placement:
-    """Return what a strategy makes of the rows of a step, once it is seen to be whole.
+    """Run a strategy on the rows of a step, and return its placement after checking that it is complete.
 
     Args:
         strategy: The strategy.
         name: Its name, for messages.
         rows: The rows.
-        request: What to place them for.
+        request: What the strategy knows besides the rows.
 
     Raises:
-        ConfigError: The placement loses, doubles or invents a row, or overfills or leaves out a microbatch;
-            or the strategy itself failed, with its own error as the cause.
+        ConfigError: The placement loses, repeats or invents a row, or overfills or leaves out a microbatch; or the
+            strategy itself failed, with its own error as the cause.
     """
     # Tests hold ours to the same; a look at every plan would cost each step.
     ours = name in BUILT_IN and isinstance(request.cost, QuadraticCost)

@@ -102,7 +102,7 @@ class Tally:
 
 @contextmanager
 def stage(name: str, environment: Mapping[str, str] = os.environ) -> Iterator[Tally]:
-    """Write a begin event, carry out the body, which may count bytes, and write an end event; also when it fails."""
+    """Write a begin event, run the body, which may count bytes, and write an end event, even if the body fails."""
     tally, path = Tally(), environment.get(LOG_VARIABLE)
     if not path:
         yield tally

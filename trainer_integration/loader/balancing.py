@@ -117,15 +117,15 @@ def token_mean(
 ) -> torch.Tensor:
     """Return the loss whose gradient, averaged over the ranks, is that of the mean over all tokens of the step.
 
-    Rank ``r`` of ``R`` has the sum ``S_r`` over its ``n_r`` tokens, and ``N`` is the sum of all
-    ``n_r``. DistributedDataParallel and FSDP average gradients, so with ``R * S_r / N`` the step's
-    gradient is that of ``(S_1 + ... + S_R) / N``. The mean of each rank's own, ``S_r / n_r``, would
-    give tokens of a rank with few more weight.
+    Rank ``r`` of ``R`` has the sum ``S_r`` over its ``n_r`` tokens, and ``N`` is the sum of all ``n_r``.
+    DistributedDataParallel and FSDP average gradients, so with ``R * S_r / N`` the step's gradient is that of
+    ``(S_1 + ... + S_R) / N``. If each rank used its own mean, ``S_r / n_r``, the tokens of a rank with few tokens would
+    get more weight.
 
     Args:
         loss_sum: ``S_r``, with ``reduction="sum"``; scalar.
-        tokens: ``n_r``: what ``loss_sum`` is summed over. 0 is allowed, where another rank has some.
-        group: Ranks whose gradients are averaged; the default group when not given.
+        tokens: ``n_r``, the number of tokens in ``loss_sum``. May be 0 if another rank has some.
+        group: Ranks whose gradients are averaged; by default, the default group.
 
     Raises:
         ValueError: No rank has a token.

@@ -35,10 +35,10 @@ _REMADE = (
 class DataLoader(torch.utils.data.DataLoader[T_co]):
     """``torch.utils.data.DataLoader`` with ``state_dict`` and ``load_state_dict``.
 
-    Arguments, batches, seeding and errors are torch's. The state is of the batches handed out,
-    whatever the workers have prefetched; for a map dataset it resumes without loading a sample,
-    on any number of workers. In place of a dataset it takes a mix, and the keywords of
-    ``omniload.open`` with it; with ``split=`` each loop begins anew, with no other mix.
+    Arguments, batches, seeding and errors are those of torch. The state covers the batches handed out, whatever the
+    workers have prefetched. For a map dataset, a resume loads no sample, and works with any number of workers. In place
+    of a dataset, give a mix, with the keywords of ``omniload.open``. With ``split=``, each loop begins anew; without
+    it, loops over a mix continue.
     """
 
     _pending: Mapping[str, Any] | None = None
@@ -88,20 +88,21 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     ) -> None: ...
 
     def __init__(self, dataset: Any, *args: Any, **keywords: Any) -> None:
-        """Make a loader of torch's arguments, or of a mix and those of ``omniload.open``.
+        """Make a loader from torch's arguments, or from a mix and the arguments of ``omniload.open``.
 
         Args:
-            dataset: As torch takes it; or a mix: its file, its contents as a mapping with ``sources``, or the model.
-            *args: torch's, by position.
-            **keywords: torch's and those below; of a mix ``collate_fn`` and those of ``omniload.open``.
+            dataset: A dataset, as for torch; or a mix: its file, its contents as a mapping with ``sources``, or its
+                model.
+            *args: torch's arguments, by position.
+            **keywords: torch's keywords and those below; for a mix, ``collate_fn`` and those of ``omniload.open``.
 
         Keyword Args:
-            workers (str): ``"thread"`` makes batches by threads of this process.
-            on_hang (str): ``"replace"`` starts another worker for one that gives nothing within ``timeout=``, or dies.
-            share (bool | str): ``True`` or a name, for workers that the ranks of a machine have in common.
+            workers (str): ``"thread"`` makes batches in threads of this process.
+            on_hang (str): ``"replace"`` starts another worker for one that dies or gives nothing within ``timeout=``.
+            share (bool | str): ``True`` or a name, for workers that the ranks of a machine share.
             cost_fn (Callable[[Any], float] | None): Cost of an index, by which each global batch is dealt over the
                 ranks of a ``DistributedSampler``.
-            cost_counts (str): ``"equal"`` for as many samples on every rank, ``"free"`` for one at least.
+            cost_counts (str): ``"equal"`` for the same number of samples on every rank, ``"free"`` for at least one.
 
         Raises:
             ConfigError: The dataset is a loader, or keywords do not go together.
@@ -127,12 +128,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     __init__.__signature__ = inspect.signature(torch.utils.data.DataLoader.__init__)  # type: ignore[attr-defined]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the last iterator after the batches it has handed out.
+        """Return the state of the last iterator after the batches that it has handed out.
 
-        It is plain JSON but for what datasets and samplers put into states of their own.
+        The state is plain JSON, except for the parts that come from datasets and samplers with states of their own.
 
         Raises:
-            StateError: The place cannot be given exactly; the message says what would help.
+            StateError: The position cannot be given exactly; the message says what would help.
         """
         if self._batches is not None:
             return self._batches.loader.state_dict()
@@ -145,11 +146,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue where a state was taken: with the next ``iter``, or in the iterator that is in use.
 
-        A state of a map dataset that torchdata's ``StatefulDataLoader`` wrote is read too. An empty state changes
+        A state of a map dataset from torchdata's ``StatefulDataLoader`` can be read, too. An empty state changes
         nothing, as torch's trainers expect.
 
         Raises:
-            StateError: It is no state, or of other samples, batches, samplers or workers.
+            StateError: It is not a state, or it belongs to other samples, batches, samplers or workers.
         """
         if self._batches is not None:
             wanted = without_marks(state_dict)
@@ -177,7 +178,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @property
     def mix(self) -> MixBatches:
-        """What hands out the batches of a mix, which this is a loader of."""
+        """The loader of the mix that hands out the batches."""
         assert self._batches is not None, "a loader of a mix"
         return self._batches
 
@@ -188,19 +189,19 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @property
     def is_held_out(self) -> bool:
-        """Whether the batches are of a split of a mix, which each loop goes through from its beginning."""
+        """Whether the batches come from a split of a mix, which each loop goes through from its beginning."""
         return self._batches is not None and self._batches.held_out
 
     def begin_anew(self) -> None:
-        """Have the next loop over a mix begin where the first one did."""
+        """Make the next loop over a mix begin where the first one began."""
         if self._batches is not None:
             self._batches.begin_anew()
 
     def loop(self, make: Callable[[Any], Any]) -> Iterator[Any]:
-        """Return a loop as ``iter`` begins it, over what ``make`` makes of each batch of a mix.
+        """Return a loop like that of ``iter``, with ``make`` applied to each batch of a mix.
 
-        A batch that ``make`` fails for, or that Ctrl-C keeps from the loop, is the next one still. Those of a dataset
-        come as they are.
+        If ``make`` fails for a batch, or Ctrl-C interrupts before the loop gets it, that batch stays the next one.
+        Batches of a dataset are not changed.
         """
         if self._batches is None:
             return iter(self)
@@ -214,14 +215,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @property
     def server_pid(self) -> int | None:
-        """The process that owns the workers which this rank shares, once it has joined them."""
+        """Process that owns the workers which this rank shares, once it has joined them."""
         return None if self._share is None else self._share.server_pid
 
     @property
     def use_stateful_dataloader(self) -> bool:
-        """Whether accelerate is to save the state of this loader itself: that of a mix, which it does not rebuild.
+        """Whether accelerate is to save the state of this loader itself: true for a mix, which it does not rebuild.
 
-        What is held out has no place to keep: each evaluation begins anew.
+        A held-out split has no position to keep, because each evaluation begins anew.
         """
         return self.is_mix and not self.is_held_out
 

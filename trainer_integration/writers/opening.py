@@ -125,19 +125,19 @@ def open_writers(
     *,
     from_step: int = 0,
 ) -> Writers:
-    """Open the writers of a run, beside the caller; use it in a ``with``, or close it.
+    """Open the writers of a run in a thread, without a wait. Use them in a ``with`` statement, or close them.
 
-    A tool that cannot be opened, such as one whose server does not answer, is left out with a warning.
+    A tool that cannot be opened, for example because its server does not answer, is left out with a warning.
 
     Args:
-        log: Any of ``tensorboard``, ``wandb`` and ``mlflow``; or the settings of each by name, as under ``log`` of
-            a training file: ``{"wandb": {"project": "moe", "tags": ["warm-up"]}}``.
-        folder: Of the run; made where it is missing.
-        from_step: Step that the run goes on with, of one that is resumed.
+        log: Any of ``tensorboard``, ``wandb`` and ``mlflow``; or the settings of each by name, as under ``log`` of a
+            training file: ``{"wandb": {"project": "moe", "tags": ["warm-up"]}}``.
+        folder: Folder of the run; it is created if it is missing.
+        from_step: Step at which the run continues, if it is resumed.
 
     Raises:
-        ConfigError: One is not known or not installed, a setting is refused, or the folder cannot be made.
-        StateError: What the folder holds of an earlier launch is not of this release.
+        ConfigError: A tool is not known or not installed, a setting is refused, or the folder cannot be made.
+        StateError: The folder holds data of an earlier launch that is not of this release.
     """
     config = as_log(log)
     require_writers(config.kinds)

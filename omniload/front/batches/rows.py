@@ -61,7 +61,7 @@ class Fields:
 
 
 class PackedRows:
-    """Rows of packed documents, each field a tensor made when it is first asked for."""
+    """Rows of packed documents. Each field is a tensor that is made when you first read it."""
 
     def __init__(
         self, part: Microbatch | CpSlice, arrays: Arrays, labels: Labels, device: object = None
@@ -78,20 +78,20 @@ class PackedRows:
 
     @cached_property
     def labels(self) -> Any:  # noqa: ANN401
-        """What to predict ``[R, T]``, int64; -100 where nothing is."""
+        """Tokens to predict ``[R, T]``, int64; -100 where nothing is predicted."""
         rows = rows_of(self._part, "labels")
         return self._tensor(rows if self._labels == "shifted" else unshifted(rows), np.int64)
 
     @cached_property
     def position_ids(self) -> Any:  # noqa: ANN401
-        """Place of each token in its document ``[R, T]``, int64."""
+        """Position of each token in its document ``[R, T]``, int64."""
         return self._tensor(self._documents.positions, np.int64)
 
     @cached_property
     def columns_in_row(self) -> Any:  # noqa: ANN401
-        """Column of the whole row that each of ``tokens`` stands in ``[T]``, int64, the same for all rows.
+        """Column of each of ``tokens`` in the whole row ``[T]``, int64, the same for all rows.
 
-        From 0 to T - 1; of rows that cp peers share, the two parts that this rank holds.
+        From 0 to T - 1. If cp peers share the rows, the columns of the two parts that this rank holds.
         """
         if isinstance(self._part, CpSlice):
             return self._tensor(self._part.indices_C, np.int64)
@@ -99,7 +99,7 @@ class PackedRows:
 
     @cached_property
     def source_ids(self) -> Any:  # noqa: ANN401
-        """Number of each token's source among the sorted names ``[R, T]``, int64; -1 in the padding."""
+        """Source of each token, as an index into the sorted names ``[R, T]``, int64; -1 in the padding."""
         if isinstance(self._part, CpSlice):
             raise ConfigError("a slice of cp peers carries no source_ids; ask tokens_by_source")
         return self._tensor(self._part.source_ids_RT, np.int64)
@@ -111,7 +111,7 @@ class PackedRows:
 
     @cached_property
     def document_sources(self) -> Any:  # noqa: ANN401
-        """Number of the source of each document of ``cu_seqlens`` ``[D]``, int64; -1 for padding."""
+        """Source of each document of ``cu_seqlens`` ``[D]``, int64; -1 for padding."""
         # By the pieces that they begin in: a pair, or joined documents, are one with several bounds.
         pieces_D = np.searchsorted(
             self._part.cu_seqlens, self._documents.cu_seqlens[:-1], side="right"
@@ -125,7 +125,7 @@ class PackedRows:
 
     @cached_property
     def pairs(self) -> Any:  # noqa: ANN401
-        """Documents of ``cu_seqlens`` that are chosen and rejected side of each preference pair ``[P, 2]``, int64."""
+        """Chosen and rejected document of each preference pair, as numbers in ``cu_seqlens`` ``[P, 2]``, int64."""
         return self._tensor(self._documents.pairs_P2, np.int64)
 
     @cached_property
@@ -134,9 +134,9 @@ class PackedRows:
 
     @cached_property
     def padding_mask(self) -> Any:  # noqa: ANN401
-        """True where a row holds a token ``[R, T]``, bool; the mask of models that take unpacked rows.
+        """True where a row holds a token ``[R, T]``, bool; the mask for models that take unpacked rows.
 
-        Such a model sees the documents of a packed row as one: use ``pack: {method: none}``.
+        Such a model treats a packed row as one document, so use ``pack: {method: none}``.
         """
         if isinstance(self._part, CpSlice):
             raise ConfigError(
@@ -148,7 +148,7 @@ class PackedRows:
     def attention_mask(self) -> Any:  # noqa: ANN401
         """For attention without varlen: bool ``[R, 1, T, T]``, true where a token attends.
 
-        A token attends to itself and to earlier tokens of its own document. The mask costs ``R * T * T`` bytes.
+        A token attends to itself and to earlier tokens of its own document. The mask takes ``R * T * T`` bytes.
         """
         if isinstance(self._part, CpSlice):
             raise ConfigError(
@@ -166,11 +166,12 @@ class PackedRows:
         return self._tensor(mask[:, None], np.bool_)
 
     def column(self, name: str) -> tuple[Any, Any]:
-        """Return a column of whole samples, one that ``batch.columns`` of the mix names.
+        """Return a column of whole samples that ``batch.columns`` of the mix names.
 
         Returns:
-            Values ``[V]``, and their bounds by piece ``[K + 1]``, int64; pieces as ``pieces`` gives them. A column of
-            yours is with each, a text as UTF-8; ``scores`` and ``text`` with the first of a document that was cut.
+            Values ``[V]``, and their bounds by piece ``[K + 1]``, int64; pieces are those of ``pieces``. Your own
+            columns are with every piece, texts as UTF-8; ``scores`` and ``text`` are only with the first piece of a
+            document that was cut.
 
         Raises:
             ConfigError: The rows bring no such column.
@@ -187,11 +188,11 @@ class PackedRows:
         )
 
     def token_column(self, name: str) -> Any:  # noqa: ANN401
-        """Return a column of yours that has a value for each token, one that ``batch.columns`` of the mix names.
+        """Return your own column with a value for each token, which ``batch.columns`` of the mix names.
 
         Returns:
-            Values ``[R, T]`` of its ``dtype``, as ``tokens`` lie; 0 in the padding. With ``of: labels`` each stands
-            where ``labels`` have its token, and is 0 where a document ends without a label.
+            Values ``[R, T]`` of its ``dtype``, at the places of ``tokens``; 0 in the padding. With ``of: labels``, each
+            value stands where ``labels`` have its token, and is 0 where a document ends without a label.
 
         Raises:
             ConfigError: The rows bring no such column.
@@ -208,14 +209,14 @@ class PackedRows:
 
     @property
     def token_columns(self) -> tuple[str, ...]:
-        """Names of the columns of yours that have a value for each token, sorted; of a stage of a pipeline its own."""
+        """Names of your own columns with a value for each token, sorted; in a pipeline, only those of the stage."""
         found = aligned_of(self._part).items()
         return tuple(sorted(name for name, values in found if not is_absent(values)))
 
     def pieces(self) -> list[Piece]:
         """Return the documents of the rows one by one, each with its key and tokens; numpy arrays on the host.
 
-        Documents that a sample joins are one piece.
+        Documents that a sample joins form one piece.
 
         Raises:
             ConfigError: The rows are shared among cp peers.
@@ -224,51 +225,51 @@ class PackedRows:
 
     @property
     def deals_images(self) -> bool:
-        """Whether ``balance.strategy`` deals images apart from rows: ``encoding`` has them then, else ``images``."""
+        """Whether ``balance.strategy`` deals images separately from rows. If so, use ``encoding``, else ``images``."""
         return any(part.encoding is not None for part in self._parts)
 
     @cached_property
     def images(self) -> ImageArrays:
-        """The images of the rows, and where their embeddings belong; ``ConfigError`` where they are not here."""
+        """The images of the rows, and the places of their embeddings; ``ConfigError`` if the rows do not have them."""
         return own_images(self._part, self._parts, self._tensor)
 
     @cached_property
     def encoding(self) -> EncodingArrays:
-        """The images that this rank encodes for the microbatch, and where their embeddings go."""
+        """The images that this rank encodes for the microbatch, and the destination of their embeddings."""
         return dealt_images(self._part, self._tensor)
 
     def losses_by_document(
         self, losses: object = None, *, document_losses: object = None
     ) -> DocumentLosses:
-        """Return what was lost on each document; on documents that a sample joins together.
+        """Return the loss on each document, or on documents that a sample joins together.
 
         Args:
-            losses: Loss of each of ``labels``, ``[R, T]``, as ``cross_entropy(..., reduction="none")`` gives it; or the
-                mean over those of each row, ``[R]``, or over all, ``[]``.
-            document_losses: Instead of them, the mean over the labels of each of ``pieces()``, ``[K]``.
+            losses: Loss of each of ``labels``, ``[R, T]``, as ``cross_entropy(..., reduction="none")`` returns it; or
+                the mean over the labels of each row, ``[R]``, or over all, ``[]``.
+            document_losses: In place of ``losses``, the mean over the labels of each of ``pieces()``, ``[K]``.
 
         Raises:
-            ConfigError: They have another shape, or are no numbers.
+            ConfigError: The losses have another shape, or are not numbers.
         """
         labels = rows_of(self._part, "labels")
         labels = labels if self._labels == "shifted" else unshifted(labels)
         return losses_by_document(self._part, labels, losses, document_losses=document_losses)
 
     def work(self) -> tuple[int, int]:
-        """Return the tokens of the documents of the rows, and the sum of their squared lengths: what costs go by.
+        """Return the tokens of the documents of the rows, and the sum of their squared lengths, for costs.
 
-        Padding counts as nothing; of rows that cp peers share, each has the work of the whole.
+        Padding counts as nothing. If cp peers share the rows, each peer has the work of the whole rows.
         """
         return work_of(self._part)
 
     def rewards_of_sources(self, rewards: object) -> dict[int, SourceRewards]:
-        """Return what the answers to documents of each source got, by its number.
+        """Return the rewards of the answers to documents of each source, by the number of the source.
 
         Args:
-            rewards: Of each answer to each of its pieces, ``[K, G]``.
+            rewards: Reward of each answer to each piece, ``[K, G]``.
 
         Raises:
-            ConfigError: They have another shape.
+            ConfigError: The rewards have another shape.
         """
         sources_K = np.array([piece.key[0] for piece in self.pieces()], np.int64)
         return rewards_of_sources(sources_K, checked_rewards(rewards, len(sources_K)))
@@ -280,19 +281,19 @@ class PackedRows:
 
     @property
     def num_rows(self) -> int:
-        """Rows ``R``."""
+        """Number of rows ``R``."""
         return self.shape[0]
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows, and columns of each, as ``tokens`` and ``labels`` have them: known in every stage of a pipeline."""
+        """Rows and columns of ``tokens`` and ``labels``; known in every stage of a pipeline."""
         rows, columns = rows_of(self._part, "tokens").shape
         return int(rows), int(columns)
 
     def has(self, column: str) -> bool:
-        """Tell whether the rows bring ``tokens``, ``labels``, a column of yours, or one of whole samples: ``images``.
+        """Tell whether the rows bring ``tokens``, ``labels``, your own column, or one of whole samples: ``images``.
 
-        Without a pipeline they bring tokens and labels; a stage of one has what ``batch.pipeline`` says.
+        Without a pipeline, rows bring tokens and labels; a pipeline stage brings the columns in ``batch.pipeline``.
         """
         if column == "labels":
             return brings_labels(self._part)
@@ -303,7 +304,7 @@ class PackedRows:
         return column in self._part.columns_K and not is_absent(self._part.columns_K[column])
 
     def to(self, device: object, *, non_blocking: bool = False) -> "PackedRows":  # noqa: ARG002 -- as torch's is called
-        """Return the same rows on a device; copies to CUDA never block, whatever ``non_blocking`` says."""
+        """Return the same rows on a device; copies to CUDA never block, whatever ``non_blocking`` is."""
         # Refused here: fields are made later, far from the call that names the device.
         self._arrays.check(device)
         return PackedRows(self._part, self._arrays, self._labels, device)

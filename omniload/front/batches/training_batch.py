@@ -15,7 +15,7 @@ __all__ = ["TrainingBatch"]
 
 
 class TrainingBatch(PackedRows):
-    """One rank's part of a step: all its rows, and the microbatches they are dealt into."""
+    """One rank's part of a step: all its rows, and the microbatches that they are dealt into."""
 
     def __init__(self, batch: Batch, arrays: Arrays, labels: Labels, device: object = None) -> None:
         super().__init__(joined(batch.microbatches), arrays, labels, device)
@@ -23,7 +23,7 @@ class TrainingBatch(PackedRows):
 
     @cached_property
     def microbatches(self) -> tuple[PackedRows, ...]:
-        """The rows as they are to be run: each at most ``batch.micro_tokens``, of balanced cost."""
+        """The rows in the order to run them, in parts of at most ``batch.micro_tokens`` and of balanced cost."""
         return tuple(
             PackedRows(part, self._arrays, self._labels, self._device)
             for part in self._batch.microbatches
@@ -49,7 +49,7 @@ class TrainingBatch(PackedRows):
 
     @property
     def loss_tokens(self) -> int:
-        """Labels of the step over all ranks: divide the sum of all losses by it."""
+        """Labels of the step over all ranks: divide the sum of all losses by this number."""
         return self._batch.loss_tokens
 
     @property
@@ -59,7 +59,7 @@ class TrainingBatch(PackedRows):
 
     @property
     def microbatch_imbalance(self) -> float:
-        """Cost of the heaviest microbatch over the mean of those of all ranks: what stages of a pipeline wait for."""
+        """Cost of the heaviest microbatch over the mean of all ranks' microbatches. Pipeline stages wait for it."""
         return self._batch.microbatch_imbalance
 
     @property

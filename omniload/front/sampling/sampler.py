@@ -66,7 +66,7 @@ Rollout = Callable[[list[Prompt]], Any]
 
 
 class RoundLimitError(ConfigError):
-    """So many steps of prompts gave too few groups whose answers differ. The same call draws as many more."""
+    """This many steps of prompts gave too few groups whose answers differ. Another call draws as many more."""
 
 
 class PromptLoader(Protocol):
@@ -93,9 +93,9 @@ class PromptLoader(Protocol):
 class DynamicSampler:
     """Batches of groups whose answers differ in reward, over a loader of prompts.
 
-    A group is a prompt and its answers. Groups whose rewards are all equal are left out, and further steps of
-    prompts are drawn until a batch is full: exactly ``groups`` over all ranks, each with its share, after the same
-    number of steps on every rank. State and decisions are of whole batches.
+    A group is a prompt and its answers. Groups with equal rewards are left out, and further steps of prompts are drawn
+    until a batch is full. A batch has exactly ``groups`` over all ranks, each rank has its share, and every rank draws
+    the same number of steps. State and decisions are for whole batches.
 
     Source:
         Yu et al., "DAPO: An Open-Source LLM Reinforcement Learning System at Scale" (2025), section 3.2.
@@ -114,19 +114,19 @@ class DynamicSampler:
         exchange: Exchange | None = None,
         timeout: float = 1800.0,
     ) -> None:
-        """Sample from a loader; all its ranks make a sampler, alike.
+        """Sample from a loader. Every rank of the loader makes a sampler with the same arguments.
 
         Args:
-            loader: Of prompts, a document each: ``omniload.open(..., pack_method="none")``. The sampler alone takes
-                its batches.
-            groups: Groups of a batch, over all ranks.
-            max_rounds: Steps of prompts that are drawn for a batch at most.
-            surplus: Groups beyond a batch are the first of the next (``carry``), with the answers that they have, or
-                left out (``drop``).
-            right_above: An answer is right if its reward is above this: it tells all right from all wrong.
-            tolerance: Rewards of a group that lie no further apart are equal.
+            loader: A loader of prompts, one document each: ``omniload.open(..., pack_method="none")``. Only the sampler
+                takes its batches.
+            groups: Number of groups of a batch, over all ranks.
+            max_rounds: Largest number of steps of prompts to draw for a batch.
+            surplus: What to do with groups beyond a batch: ``carry`` makes them the first of the next batch, with their
+                answers; ``drop`` leaves them out.
+            right_above: An answer is right if its reward is above this; it separates all right from all wrong.
+            tolerance: Rewards of a group that differ by no more than this are equal.
             process_group: torch's group of the ranks along dp; the job's by default.
-            exchange: How ranks tell each other, where torch does not.
+            exchange: How ranks exchange values, if not through torch.
             timeout: Seconds that ranks wait for the rollout of another.
 
         Raises:
@@ -186,13 +186,13 @@ class DynamicSampler:
 
     @property
     def next_batch_number(self) -> int:
-        """The batch that comes next, from 0."""
+        """Number of the next batch, from 0."""
         filled = self._due.decision if isinstance(self._due, HandOut) else self._filler
         return filled.batch if self._made is None else self._made.number
 
     @property
     def counts(self) -> dict[str, GroupCounts]:
-        """Groups of each source so far over all ranks: drawn, and what became of them."""
+        """Groups of each source so far, over all ranks: drawn, and their outcomes."""
         names = self._loader.source_names
         return {
             names[number]: replace(each) for number, each in sorted(self._filler.counts.items())
@@ -201,18 +201,18 @@ class DynamicSampler:
     def next_batch(self, rollout: Rollout | None = None) -> GroupBatch | None:
         """Return this rank's groups of the next batch, ``None`` when the data has ended before it was full.
 
-        All ranks call it, and leave it together: what fails on one is told on all. The same call may be repeated, and
-        goes on with the same prompts.
+        All ranks call this and return together: an error on one rank is raised on all. You may repeat the call after an
+        error; it continues with the same prompts.
 
         Args:
-            rollout: From this rank's prompts of a step to the rewards of their answers; not called where there are
-                none. Without it the batch is the one that the run's folder says was handed out before: the same
-                prompts, without rewards; ``None`` behind the last of them.
+            rollout: Turns this rank's prompts of a step into the rewards of their answers; not called without prompts.
+                Without a rollout, the batch is replayed from the run's folder: the same prompts, without rewards, and
+                ``None`` after the last batch there.
 
         Raises:
             RoundLimitError: ``max_rounds`` steps have given too few groups.
-            ConfigError: Rewards are of another shape, or no finite numbers; or prompts are cut.
-            StateError: Ranks or the journal say otherwise.
+            ConfigError: Rewards have another shape, or are not finite numbers; or prompts are cut.
+            StateError: Ranks disagree, or differ from the journal.
             OmniloadError: The loader or another rank has failed.
         """
         return ask_in_turn(self._turn, None, partial(self._next_batch, rollout))
@@ -259,11 +259,11 @@ class DynamicSampler:
                     assert_never(self._due)
 
     def batches(self, rollout: Rollout | None = None) -> Iterator[GroupBatch]:
-        """Return the batches until the data ends; see ``next_batch``, which a ``next`` behind an error repeats."""
+        """Return the batches until the data ends; see ``next_batch``. After an error, ``next`` repeats the call."""
         return EachBatch(lambda: self.next_batch(rollout))
 
     def state_dict(self) -> JsonObject:
-        """Return the state after the batches handed out, that of the loader included; the same on every rank.
+        """Return the state after the batches handed out, including the loader's state; the same on every rank.
 
         Raises:
             StateError: A batch is being filled.
@@ -283,10 +283,10 @@ class DynamicSampler:
         ).as_json()
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
-        """Continue where ``state`` was taken, on any number of ranks; the loader is given its part.
+        """Continue where ``state`` was taken, on any number of ranks; the loader's part is loaded into the loader.
 
         Raises:
-            StateError: It is none of a sampler, or damaged.
+            StateError: It is not the state of a sampler, or is damaged.
         """
         found = SamplerState.of(state)
         # First: what the loader refuses leaves the sampler where it stands.

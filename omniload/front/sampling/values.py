@@ -47,19 +47,19 @@ def _no_scores() -> NDArray[np.float32]:
 # Compared by identity: an array in a comparison that is made for a dataclass has no one truth.
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prompt:
-    """A document that answers are asked for."""
+    """A document for which answers are generated."""
 
     source: str
-    """Name of its source."""
+    """Name of the prompt's source."""
     key: PromptKey
-    """Number of the source, position in its order, and sub: no other prompt of a run has the same."""
+    """Number of the source, position in its order, and sub; unique within a run."""
     tokens: NDArray[np.int32]
-    """Its tokens, ``[T]``, without padding."""
+    """Tokens of the prompt, ``[T]``, without padding."""
     scores: NDArray[np.float32] = field(default_factory=_no_scores)
-    """Its column ``scores``, ``[V]``, where ``batch.columns`` of the mix names that: an expected answer, or the row of
-    a table that holds it."""
+    """Column ``scores`` of the prompt, ``[V]``, if ``batch.columns`` of the mix names it: an expected answer, or the
+    index of a table row with the answer."""
     text: str = ""
-    """Its column ``text``, where ``batch.columns`` of the mix names that."""
+    """Column ``text`` of the prompt, if ``batch.columns`` of the mix names it."""
 
     def digest(self) -> str:
         """Return a digest of its tokens."""
@@ -76,18 +76,18 @@ class Group:
     rewards: NDArray[np.float64] | None
     """Reward of each answer, ``[G]``; ``None`` in a replay."""
     answers: tuple[NDArray[np.int64], ...] | None = None
-    """Tokens of each answer, where the rollout gave them."""
+    """Tokens of each answer, if the rollout returned them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollouts:
-    """What a rollout gives, where it gives answers too."""
+    """Result of a rollout that returns answers in addition to rewards."""
 
     rewards: Any
-    """Reward of each answer of each prompt ``[N, G]``: a list, an array, or a tensor of any device."""
+    """Reward of each answer of each prompt ``[N, G]``: a list, an array, or a tensor on any device."""
     answers: Sequence[Sequence[Any]] | None = None
-    """Token ids of them: for each prompt, for each answer, a sequence of integers. They come with the groups of the
-    batch, also from other ranks and from rounds before, and a state holds those of groups that wait."""
+    """Token ids of the answers: for each prompt, for each answer, a sequence of integers. They come with the groups of
+    the batch, also from other ranks and earlier rounds, and a state holds those of waiting groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +97,13 @@ class GroupBatch:
     number: int
     """Number of the batch, from 0."""
     groups: tuple[Group, ...]
-    """Those that this rank trains on; ranks have as many as each other, or one more or less."""
+    """Groups that this rank trains on. The numbers of two ranks differ by at most one."""
     total: int
     """Groups of the batch over all ranks."""
     rounds: int
-    """Steps of prompts that were drawn for it."""
+    """Steps of prompts that were drawn for the batch."""
     digest: str
-    """Of the prompts of the whole batch, in order: the same on every rank, in a resume and in a replay."""
+    """Digest of the prompts of the whole batch, in order: the same on every rank, in a resume and in a replay."""
 
     def __len__(self) -> int:
         return len(self.groups)

@@ -18,15 +18,15 @@ def open_striped(url: str, config: Mapping[str, Any] | None = None) -> tuple["St
     """Open the place of a checkpoint.
 
     Args:
-        url: ``omnifs://FOLDER::STORE``: a folder of the striped namespace of a store. Mount
-            the same STORE to see it. A store's own URL: its root.
+        url: ``omnifs://FOLDER::STORE``: a folder in the striped namespace of a store. Mount the same STORE to see it.
+            The URL of a store alone stands for its root.
         config: Fields of ``FilesConfig``: striping, streams, windows.
 
     Returns:
-        The namespace, shared by all who open the same store in this process, and the folder.
+        The namespace, shared by all callers that open the same store in this process, and the folder.
 
     Raises:
-        ConfigError: The URL names nothing that can be opened.
+        ConfigError: The URL cannot be opened.
         UnavailableError: The store does not answer.
     """
     folder, chained, store = url.removeprefix("omnifs://").partition("::")

@@ -83,11 +83,11 @@ class _Read:
 
 
 class StripedReader(StorageReader):
-    """Reads a checkpoint that ``StripedWriter`` committed; any number of ranks, any sharding.
+    """Reads a checkpoint that ``StripedWriter`` committed, with any number of ranks and any sharding.
 
     Args:
         files: The namespace.
-        folder: Path within it.
+        folder: Path within the namespace.
     """
 
     def __init__(self, files: StripedFiles, folder: str) -> None:
@@ -104,10 +104,10 @@ class StripedReader(StorageReader):
 
     @override
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """Return what the checkpoint holds.
+        """Return the content of the checkpoint.
 
         Raises:
-            IntegrityError: The index is not what was saved.
+            IntegrityError: The index is not the one that was saved.
             StateError: There is no checkpoint, or another release wrote it.
         """
         self._index = read_index(self._files, self._folder)
@@ -144,10 +144,10 @@ class StripedReader(StorageReader):
 
     @override
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> TorchFuture[None]:
-        """Fill the tensors of ``plan``: all ranges of all files side by side.
+        """Fill the tensors of ``plan``, from all ranges of all files in parallel.
 
         Raises:
-            IntegrityError: A file, an object or a unit is missing or not what was saved; it is named.
+            IntegrityError: A file, an object or a unit is missing or has changed; the message names it.
             UnavailableError: The store does not answer.
         """
         # By file: one is opened once, however many tensors lie in it.

@@ -85,17 +85,17 @@ def save_striped(
     """Save tensors by name; when this returns on any rank, the checkpoint is on the store.
 
     Args:
-        tensors: Sharded ones (DTensor) are saved by all ranks, others by one each.
+        tensors: All ranks save sharded tensors (DTensor); one rank saves each other tensor.
         files: The namespace.
-        folder: Path within it; without a checkpoint.
-        group: The ranks, which all call this; None for one process.
-        about: Plain JSON, rank 0's of which is committed with the tensors; ``load_striped`` returns it.
+        folder: Path within the namespace; it must not hold a checkpoint.
+        group: The ranks, all of which call this; None for one process.
+        about: Plain JSON of rank 0 to commit with the tensors; ``load_striped`` returns it.
 
     Raises:
         ConfigError: An entry cannot be saved without pickle.
-        StateError: A checkpoint is there, or DCP cannot plan the save.
+        StateError: A checkpoint is there already, or DCP cannot plan the save.
         NoRoomError: It does not fit the store, as far as the store can tell.
-        UnavailableError: The store does not answer. Nothing that loads is left behind.
+        UnavailableError: The store does not answer. No loadable checkpoint is left behind.
     """
 
     def room() -> int | None:
@@ -121,21 +121,21 @@ def load_striped(
     folder: str,
     group: dist.ProcessGroup | None = None,
 ) -> Mapping[str, Json]:
-    """Load tensors in place; sharded as they are here, whatever they were when saved.
+    """Load tensors in place, with their present sharding, whatever their sharding was when they were saved.
 
     Args:
-        tensors: What to fill.
+        tensors: The tensors to fill.
         files: The namespace.
-        folder: Path within it.
-        group: The ranks, which all call this; None for one process.
+        folder: Path within the namespace.
+        group: The ranks, all of which call this; None for one process.
 
     Returns:
-        What was saved as ``about``.
+        The JSON that was saved as ``about``.
 
     Raises:
-        IntegrityError: A piece is missing or not what was saved; raised on all ranks.
-        StateError: There is no checkpoint, another release wrote it, or a tensor is not in it
-            or has another size there.
+        IntegrityError: A piece is missing or has changed since the save; raised on all ranks.
+        StateError: There is no checkpoint, another release wrote it, or a tensor is missing from it or has another
+            size.
         UnavailableError: The store does not answer.
     """
     # DCP turns whatever is wrong with the index into an AssertionError.
@@ -156,7 +156,7 @@ class StripedWriter(StorageWriter):
 
     Args:
         files: The namespace; its striping decides how many streams a rank writes.
-        folder: Path within it.
+        folder: Path within the namespace.
         about: Plain JSON to commit with the tensors.
     """
 
@@ -174,10 +174,10 @@ class StripedWriter(StorageWriter):
 
     @override
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **__: Any) -> None:
-        """Make the folder and clear what an interrupted save left.
+        """Make the folder and clear the remains of an interrupted save.
 
         Raises:
-            StateError: A checkpoint is there.
+            StateError: A checkpoint is there already.
         """
         if not is_coordinator:
             return
@@ -202,10 +202,10 @@ class StripedWriter(StorageWriter):
 
     @override
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Refuse what is no tensor: DCP would pickle it.
+        """Refuse entries that are not tensors, because DCP would pickle them.
 
         Raises:
-            ConfigError: An entry is no tensor, or of a type that safetensors does not know.
+            ConfigError: An entry is not a tensor, or has a type that safetensors does not know.
         """
         for item in plan.items:
             if item.tensor_data is None:
@@ -230,7 +230,7 @@ class StripedWriter(StorageWriter):
 
     @override
     def finish(self, metadata: Metadata, results: list[_Results]) -> None:
-        """Commit: from here on there is a checkpoint."""
+        """Commit: from now on there is a checkpoint."""
         # By offsets: with a planner that keeps copies of replicated tensors, several ranks saved one.
         chunks: dict[str, dict[tuple[int, ...], Chunk]] = {}
         files: dict[str, ShardFile] = {}

@@ -27,14 +27,14 @@ _PIECE_BYTES = 1 << 24
 
 
 class SharedDataset(Dataset[Any]):
-    """A map dataset that ``make`` returns, made in the first process that reads a sample."""
+    """A map dataset that ``make`` returns. It is made in the first process that reads a sample."""
 
     def __init__(self, make: Callable[[], Any], length: int) -> None:
-        """Promise a dataset.
+        """Declare a dataset to be made later.
 
         Args:
-            make: Makes the dataset. A start method other than fork pickles it.
-            length: Samples of it, which samplers ask for where the dataset is not.
+            make: Makes the dataset. It is pickled if the start method is not fork.
+            length: Number of samples, which samplers ask for in processes that have not made the dataset.
         """
         self.make, self.length = make, length
         self._made: Any = None
@@ -44,7 +44,7 @@ class SharedDataset(Dataset[Any]):
 
     @property
     def made(self) -> Any:
-        """The dataset itself, which is made now if it was not.
+        """The dataset itself, which is made now if it was not made before.
 
         Raises:
             ConfigError: It has another length.
