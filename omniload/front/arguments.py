@@ -144,13 +144,13 @@ def state_from(state: object) -> JsonObject | None:
         return None
     if isinstance(state, str | Path):
         raise StateError(
-            f"the state is {str(state)!r:.80}, a {type(state).__name__}; read it first, as by json.load, and hand over "
-            "what state_dict() returned"
+            f"the state is {str(state)!r:.80}, a {type(state).__name__}; read it first, as by json.load, and pass "
+            "the result of state_dict()"
         )
     refuse_others(state)
     if not isinstance(state, Mapping):
         raise StateError(
-            f"the state is of type {type(state).__name__}; hand over what state_dict() returned"
+            f"the state is of type {type(state).__name__}; pass the result of state_dict()"
         )
     # A copy: with several ranks it is read with the first batch, and the caller may have changed it by then.
     return dict(state) or None
@@ -190,9 +190,9 @@ def check_first(first: Batch, vocab_size: int | None, *, assumed_alone: bool) ->
     largest = max((int(rows.max(initial=0)) for rows in tokens if not is_absent(rows)), default=0)
     if vocab_size is not None and largest >= vocab_size:
         _LOG.warning(
-            "the first batch has token id %d, and loader.vocab_size is %d, as many as the tokenizer of the mix has: "
-            "another one made the ids. A model of so many embeddings fails at them: size it by hand, or name that one "
-            "(omniload mix check says whose they are)",
+            "the first batch has token id %d, but loader.vocab_size is %d, the size of the mix's tokenizer: another "
+            "tokenizer made the ids. A model with that many embeddings fails at such ids: set its size by hand, or "
+            "name the other tokenizer (omniload mix check shows which one made them)",
             largest,
             vocab_size,
         )
@@ -202,25 +202,25 @@ def _refuse_many_ranks() -> None:
     group = group_of_torch()
     if group is not None and group[1] > 1:
         raise ConfigError(
-            f"the mix was opened before torch's process group of {group[1]} ranks, and each would train on the same "
-            "samples: open it behind init_process_group (Lightning: in train_dataloader), or start by torchrun; for a "
-            "loader of each rank alone give rank=0 and world_size=1"
+            f"the mix was opened before torch's process group of {group[1]} ranks, so every rank would train on the "
+            "same samples: open it after init_process_group (Lightning: in train_dataloader), or start by torchrun; "
+            "for a separate loader on each rank, give rank=0 and world_size=1"
         )
 
 
 def warn_of_no_batch() -> None:
     """Warn of a mix that has no batch at all."""
     _LOG.warning(
-        "the data ended before the first batch: no document is left of it; of a split, hold out a larger "
-        "share (omniload mix check says how many it has)"
+        "the data ended before the first batch, because no document is left; for a split, hold out a larger share "
+        "(omniload mix check shows how many documents it has)"
     )
 
 
 def warn_of_no_label(step: int, source: str) -> None:
     """Warn of a reported mean that is of no label."""
     _LOG.warning(
-        "step %d: a mean of %s is reported, of which these rows have no label, and is not kept; one of the "
-        "whole step is given with labels=, as many as it goes over",
+        "step %d: a mean of %s was reported, but these rows have no label of it, so it is not kept; for a mean over "
+        "the whole step, give labels=, the number of its labels",
         *(step, source),
     )
 
@@ -228,8 +228,9 @@ def warn_of_no_label(step: int, source: str) -> None:
 def warn_of_empty_loop() -> None:
     """Warn of a loop behind the one that had the last batch."""
     _LOG.warning(
-        "this loop got no batch: the one before had the last. A mix has no epochs to loop over; have steps= "
-        "count the steps of all, or amounts of the mix say epochs; open a split anew for each evaluation"
+        "this loop got no batch, because the loop before it got the last one. A mix has no epochs to loop over: "
+        "count the steps of all loops with steps=, or give epochs under mix.amounts; open a split anew for each "
+        "evaluation"
     )
 
 
@@ -287,14 +288,14 @@ def check_observed(  # noqa: PLR0913, PLR0917 -- what ``observe`` is given, as i
         raise ConfigError("observe is given no losses, rewards or seconds; give one of them")
     if source is None and (reward is not None or labels is not None):
         raise ConfigError(
-            "observe is given a reward, or labels, and no source; name the source that it is of, or give the rewards "
+            "observe got a reward, or labels, without a source; name the source, or give the rewards "
             "of all answers as rewards=[K, G]"
         )
     if source is not None and not isinstance(source, str):
         raise ConfigError(f"source is {source!r:.80}; give the name of one, as source_names has it")
     if source is not None and loss is None and reward is None:
         raise ConfigError(
-            f"observe is given the source {source!r}, and no loss or reward of it; give one"
+            f"observe is given the source {source!r}, but no loss or reward; give one"
         )
     told = [
         losses is not None,

@@ -157,8 +157,9 @@ class OpenTogether(OpenClient):
         """Take the batches of all ranks from threads of this process, and send the others theirs."""
         if spec.mix.split == TRAIN:
             _LOG.warning(
-                "this mix is opened beside another loader of these ranks, as to evaluate: rank 0 reads all of it in "
-                "threads of its own and sends the others theirs; to train on it, close the other one first"
+                "this mix is opened while these ranks have another loader open, so it is taken for an evaluation: "
+                "rank 0 reads all of it in its own threads and sends the other ranks their parts; to train on this "
+                "mix, close the other loader first"
             )
         stack.callback(meeting.end)
         meeting.gather(None)
@@ -355,9 +356,9 @@ def take_turn(stack: ExitStack) -> None:
     """
     if not _TURN.acquire(blocking=False):
         raise StateError(
-            "this process has a loader over several ranks open already; close it before another is opened. Beside it "
-            "there may be one of a split, as for evaluation, once init_process_group was called; and with rank=0 and "
-            "world_size=1 loaders of this process alone"
+            "this process has a loader over several ranks open already; close it before you open another. In "
+            "addition to it, you may open a loader of a split, for evaluation, after init_process_group; and, with "
+            "rank=0 and world_size=1, loaders of this process alone"
         )
     stack.callback(_TURN.release)
 

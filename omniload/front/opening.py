@@ -125,7 +125,7 @@ def _notes_in(spec: PlaneSpec, launch: Launch, place: Place) -> RunNotes | None:
     if spec.run_dir is None:
         if spec.mix.balance.fit_every:
             _LOG.warning(
-                "balance.fit_every fits no cost: ranks report times in the folder of a run; give run_dir="
+                "balance.fit_every needs the folder of a run, in which ranks report times; give run_dir="
             )
         return None
     leads = place.leads(launch.rank, spec.mix.batch.pipeline)
@@ -145,7 +145,8 @@ def _refuse_misuse(split: str | None, run_dir: str | Path | None) -> None:
         )
     if split is not None and run_dir is not None:
         raise ConfigError(
-            f"split is {split!r} and run_dir is {str(run_dir)!r}: a run keeps what is trained on; leave one of them out"
+            f"split is {split!r} and run_dir is {str(run_dir)!r}, but the folder of a run is for training, not for a "
+            "held-out split; leave one of them out"
         )
 
 

@@ -116,8 +116,8 @@ class TokenCacheConfig(StrictModel):
     def _limits_are_of_folders(self) -> Self:
         if self.is_url and self.limit is not None:
             raise fault_at(
-                f"limit is {self.limit} bytes and path is a store, {self.path}; set a rule of that store by which old "
-                "objects go, and leave limit out",
+                f"limit is {self.limit} bytes and path is a store, {self.path}; set an expiry rule in that store, "
+                "and leave limit out",
                 "limit",
             )
         return self
@@ -309,7 +309,7 @@ class RuntimeConfig(StrictModel):
             )
         if self.address and (self.bind or self.ports):
             raise ValueError(
-                f"runtime.address {self.address!r} names a Ray that listens where it was told; leave out bind and ports"
+                f"runtime.address {self.address!r} names a running Ray, which listens already; leave out bind and ports"
             )
         for name, is_given in {
             "place": self.place != PlaceConfig(),
@@ -318,8 +318,8 @@ class RuntimeConfig(StrictModel):
         }.items():
             if is_given and not self.address:
                 raise fault_at(
-                    f"{name} is of a Ray that runs already, and runtime.address names none; give it, such as auto, or "
-                    f"leave {name} out",
+                    f"{name} is for a running Ray, but runtime.address names none; set it, such as to auto, or leave "
+                    f"{name} out",
                     name,
                 )
         if self.lifetime == "detached" and CURRENT in self.place.groups():

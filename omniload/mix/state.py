@@ -235,12 +235,12 @@ class MixState:
         refuse_others(state)
         if not isinstance(state, Mapping):
             raise StateError(
-                f"the mix state is {state!r:.60}, no object; give what state_dict returned"
+                f"the mix state is {state!r:.60}, not an object; give the result of state_dict()"
             )
         if "version" not in state:
             held = ", ".join(map(repr, list(state)[:SHOWN_KEYS])) or "nothing"
             raise StateError(
-                f"this is no mix state: it has no version, and holds {held}; pass what state_dict() gave"
+                f"this is no mix state: it has no version, and holds {held}; pass the result of state_dict()"
             )
         # The version depends on the content, so that older releases can read a state without edits.
         reads = _version_of(state)

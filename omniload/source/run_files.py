@@ -203,7 +203,7 @@ def warn_of_splits(where: str, paths: Iterable[str]) -> None:
     if len(counts) > 1 and _TRAINED_ON in counts:
         found = ", ".join(f"{split} {counts[split]:,}" for split in sorted(counts))
         _LOG.warning(
-            "%s takes files of %d splits, by their names (%s), and all of them are trained on: name those that are "
-            "meant, as by **/train*; where all are, give each a pattern of its own in a list",
+            "%s takes files of %d splits, by their names (%s), and all of them are trained on: select the splits "
+            "that you want, as by **/train*; if you want all, list a pattern for each",
             *(where, len(counts), found),
         )

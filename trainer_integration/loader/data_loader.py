@@ -160,7 +160,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             return
         if not isinstance(state_dict, Mapping):
             raise StateError(
-                f"the state is of type {type(state_dict).__name__}; hand over what state_dict() returned"
+                f"the state is of type {type(state_dict).__name__}; pass the result of state_dict()"
             )
         if not state_dict:
             return

@@ -101,7 +101,7 @@ class PackedRows:
     def source_ids(self) -> Any:  # noqa: ANN401
         """Source of each token, as an index into the sorted names ``[R, T]``, int64; -1 in the padding."""
         if isinstance(self._part, CpSlice):
-            raise ConfigError("a slice of cp peers carries no source_ids; ask tokens_by_source")
+            raise ConfigError("a slice for cp peers has no source_ids; use tokens_by_source")
         return self._tensor(self._part.source_ids_RT, np.int64)
 
     @cached_property
@@ -140,7 +140,7 @@ class PackedRows:
         """
         if isinstance(self._part, CpSlice):
             raise ConfigError(
-                "a slice of cp peers carries no padding_mask; its labels are -100 there"
+                "a slice for cp peers has no padding_mask; its labels are -100 in the padding"
             )
         return self._tensor(self._part.source_ids_RT >= 0, np.bool_)
 

@@ -279,12 +279,12 @@ class SamplerState:
         """
         if not isinstance(state, Mapping):
             raise StateError(
-                f"the state of a sampler is of type {type(state).__name__}; hand over what its state_dict() returned"
+                f"the state of a sampler is of type {type(state).__name__}; pass the result of its state_dict()"
             )
         if "loader" not in state:
             raise StateError(
-                f"the state has {_shown(list(state))} and no loader: it is none of a sampler; hand over what its "
-                "state_dict() returned, which holds that of its loader"
+                f"the state has {_shown(list(state))} and no loader, so it is not the state of a sampler; pass the "
+                "result of its state_dict(), which holds that of its loader"
             )
         require_version(state, _VERSION, of="sampler")
         content: dict[str, Any] = unsealed(state, of="the state of a sampler")

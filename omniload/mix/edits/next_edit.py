@@ -84,8 +84,8 @@ def next_edit(  # noqa: PLR0913 -- what is found and kept of each kind of change
     most = MOST_EDITS - sum(stage.waits for stage in history.base.mix.stages)
     if len(history.edits) >= most:
         raise ConfigError(
-            f"the run has {len(history.edits)} edits, {most} at most; end it, put what holds now into its mix "
-            "file and start a new run"
+            f"the run has {len(history.edits)} edits, {most} at most; end it, write its present mix into a new mix "
+            "file, and start a new run"
         )
     undoes = undone_by(history, change, step, at_rest=at_rest)
     _require_behind_skips(history, change, step, undoes)

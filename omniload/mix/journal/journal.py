@@ -348,8 +348,8 @@ def _leading_up(storage: JournalStorage, state: JsonObject, digest: str) -> _Hea
         # Only the user knows whether this is a start before the first checkpoint, or whether a state was not given.
         aside = storage.move_aside()
         _LOG.warning(
-            "%s holds %d steps of a run, and this one begins at step 0: they are moved to %s. To go on with them, "
-            "move them back and give the state; another run_dir leaves them where they are",
+            "%s holds %d steps of an earlier run, but this run begins at step 0, so they are moved to %s. To "
+            "continue the earlier run, move them back and give its state; to keep them in place, use another run_dir",
             storage,
             found.lost,
             aside,

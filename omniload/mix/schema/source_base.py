@@ -225,7 +225,7 @@ def _require_columns(source: SourceBase) -> None:
         )
     if source.dedupe == "key" and source.key_column is None:
         raise fault_at(
-            f"dedupe is key, and the source names none under {source.key_field}; "
+            f"dedupe is key, but the source names no key under {source.key_field}; "
             f"{'name the column' if source.has_columns else _USE}, or say content",
             "dedupe",
         )
@@ -260,13 +260,13 @@ def _require_transforms_fit(source: SourceBase) -> None:
         key = getattr(source, "column", None) or getattr(source, "text", None)
         if isinstance(transform, MessageTransform) and key in transform.beside:
             raise fault_at(
-                f"transforms[{i}]: {transform.type} reads {key!r} beside the text, which text of the source names too; "
-                "name two keys",
+                f"transforms[{i}]: {transform.type} reads {key!r} in addition to the text, but text of the source "
+                "names the same key; name two different keys",
                 *at,
             )
         if isinstance(transform, ClampTransform) and source.pair_columns:
             raise fault_at(
-                f"transforms[{i}]: clamp would cut a pair; leave it out, and long pairs by filter",
+                f"transforms[{i}]: clamp would cut a pair; remove clamp, and drop long pairs with a filter",
                 *at,
             )
         if isinstance(transform, MiddleTransform):
@@ -312,12 +312,12 @@ def _require_mapped(source: SourceBase, i: int) -> None:
         return
     if not source.holds_text:
         raise fault_at(
-            f"transforms[{i}]: map is of text, and the source holds token ids; say of: tokens", *at
+            f"transforms[{i}]: map is of text, but the source holds token ids; say of: tokens", *at
         )
     if not all(map(is_of_text, source.transforms[:i])):
         raise fault_at(
-            f"transforms[{i}]: map is of text, and comes behind what makes tokens of it; put it first, or say of: "
-            "tokens",
+            f"transforms[{i}]: map is of text, but comes after the transform that makes tokens; put map first, or "
+            "say of: tokens",
             *at,
         )
 
@@ -330,7 +330,7 @@ def _require_patches(source: SourceBase) -> None:
     elif images is not None and not source.image_members:
         i = source.transforms.index(images)
         raise fault_at(
-            f"transforms[{i}]: images needs a source that holds some; name them under images, in a source of type "
+            f"transforms[{i}]: images needs a source with images; name them under images, in a source of type "
             "webdataset, parquet or arrow",
             *("transforms", i),
         )
@@ -356,15 +356,15 @@ def _require_marker(source: SourceBase, first: ChatTransform | PreferenceTransfo
     if isinstance(first, PreferenceTransform) and first.form == "text":
         if first.image is not None:
             raise fault_at(
-                f"transforms[{i}]: form is text, in which no template writes anything for an image; leave image out, "
-                "for images stand where marker of images does",
+                f"transforms[{i}]: form is text, so no template writes anything for an image; leave image out: "
+                "images stand at the marker of the transform images",
                 *("transforms", i, "image"),
             )
         return
     if first.image is None:
         raise fault_at(
-            f"transforms[{i}]: {first.type} has images behind it and no image; say there what the template writes for "
-            'an image, such as image: "<|image_pad|>"',
+            f"transforms[{i}]: {first.type} is followed by images but has no image; give the text that the template "
+            'writes for an image, such as image: "<|image_pad|>"',
             *("transforms", i),
         )
 

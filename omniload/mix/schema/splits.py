@@ -48,7 +48,7 @@ def _leave_some(splits: dict[str, float]) -> dict[str, float]:
     # Exactly: as doubles ten times 0.1 come to less than 1, and training would be left nothing all the same.
     if (held_out := sum(map(Fraction, splits.values()))) >= 1:
         raise fault_at(
-            f"shares sum to {float(held_out):g}, and training takes what is left of 1; lower one"
+            f"shares sum to {float(held_out):g}, so nothing is left for training; lower one"
         )
     return splits
 
@@ -63,8 +63,8 @@ Splits = Annotated[
 def _one_split(value: object) -> object:
     if isinstance(value, Mapping):
         raise fault_at(
-            f"found {value_shown(dict(value))}, and split is the name of the one that is drawn; write shares that are "
-            "held out under splits"
+            f"found {value_shown(dict(value))}, but split is the name of the split to draw; write the shares to hold "
+            "out under splits"
         )
     return value
 

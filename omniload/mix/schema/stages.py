@@ -232,7 +232,9 @@ class WeightsConfig(StrictModel):
         amounts = content.get("amounts")
         if amounts is None:
             if content.get("stop") == "amounts":
-                raise fault_at("stop is amounts, and there are none; give amounts", "stop")
+                raise fault_at(
+                    "stop is amounts, but the mix has no amounts; give mix.amounts", "stop"
+                )
             return content
         for key in ("stages", "level", "stop"):
             if key in content and (key, content[key]) != ("stop", "amounts"):
@@ -354,8 +356,8 @@ class WeightsConfig(StrictModel):
         """Refuse a stage that would wait for ever, or one of a step behind a stage that waits."""
         if earlier.waits and not later.waits:
             raise fault_at(
-                f"stages[{i}] begins at step {later.from_step}, behind a stage that waits for epochs until a step that "
-                "nobody knows; date it by from_epochs too, or move it before",
+                f"stages[{i}] begins at step {later.from_step}, after a stage that waits for epochs and so has no "
+                "known first step; use from_epochs here too, or move this stage before that one",
                 *("stages", i, "from_step"),
             )
         for name, epochs in (later.from_epochs or {}).items() if later.waits else ():

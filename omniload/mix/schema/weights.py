@@ -205,7 +205,7 @@ def _members(
                 f"of is {members!r:.40}; name the sources of the group with their weights", *at
             )
         if "weight" not in value:
-            raise fault_at("the group has no weight; give one beside of", *at)
+            raise fault_at("the group has no weight; give it one, next to of", *at)
         temperature = number_at(value.get("temperature", 1.0), (*at, "temperature"), None)
         weight = scale * number_at(value["weight"], (*at, "weight"), 0.0)
         shares = _shares(members, temperature, (*at, "of"))
@@ -227,7 +227,7 @@ def _shares(
         at = (*path, str(name))
         if isinstance(member, Mapping):
             if "weight" not in member:
-                raise fault_at("the group has no weight; give one beside of", *at)
+                raise fault_at("the group has no weight; give it one, next to of", *at)
             at, member = (*at, "weight"), member["weight"]  # noqa: PLW2901 -- its weight stands for it
         weights[name] = number_at(member, at, 0.0)
     largest = max(weights.values())

@@ -54,7 +54,7 @@ def environment(begin: str, end: str) -> ImmutableSandboxedEnvironment:
     found = version("jinja2")
     if tuple(map(int, re.findall(r"\d+", found)[:3])) < _SOUND:
         raise ConfigError(
-            f"a chat template is a program of a stranger, and jinja2 {found}, which is installed, has known ways out "
+            f"a chat template is untrusted code, and jinja2 {found}, which is installed, has known ways out "
             f"of its sandbox; {'.'.join(map(str, _SOUND))} has closed them: {install_line('chat')} --upgrade"
         )
     # Blanks around blocks are removed as in transformers, for which templates are written.

@@ -136,7 +136,7 @@ class ImageBlocks:
             inner = self._tokenizer.encode_spans([text], [()])[0].values_V
         if (inner == self._placeholder).any():
             raise ConfigError(
-                f"transforms of type images: words of tiles hold {text!r}, and in it the placeholder "
+                f"transforms of type images: the text of tiles holds {text!r}, and in it the placeholder "
                 f"{self._config.placeholder!r}, which stands for what is seen; leave it out there"
             )
         return inner

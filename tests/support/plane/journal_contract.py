@@ -172,8 +172,8 @@ class JournalContract:
 
         opened(place(claimed=True), FOUND[0]).close()
 
-        assert "this one begins at step 0: they are moved to" in caplog.text
-        assert "aside-1. To go on with them" in caplog.text
+        assert "this run begins at step 0, so they are moved to" in caplog.text
+        assert "aside-1. To continue the earlier run" in caplog.text
         assert read_tail(place(), 0).next_step == 0
 
     def test_ranks_are_noted(self, place):
@@ -256,7 +256,7 @@ class StoredJournalContract(JournalContract):
 
         assert asides_of(place) == {"aside-2"}
         assert [
-            text.partition("moved to ")[2][-7:] for text in caplog.text.split(". To go")[:-1]
+            text.partition("moved to ")[2][-7:] for text in caplog.text.split(". To continue")[:-1]
         ] == [
             *("aside-1", "aside-2", "aside-2"),
         ]

@@ -112,7 +112,7 @@ class LoaderState:
         if "version" not in state:
             held = ", ".join(map(repr, list(state)[:_SHOWN_KEYS]))
             raise StateError(
-                f"this is no state of a loader: it has no version, and holds {held}; pass what state_dict() gave"
+                f"this is no state of a loader: it has no version, and holds {held}; pass the result of state_dict()"
             )
         # One that has a digest is not of the version that had none, whatever it says.
         if state["version"] != _UNSEALED_VERSION or _SEAL in state:

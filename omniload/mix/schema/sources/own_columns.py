@@ -66,7 +66,9 @@ class OwnColumn(StrictModel):
                 "dtype",
             )
         if not self.is_tag and self.dtype == "text":
-            raise fault_at("dtype is text, of which no token has one; say of: samples", "dtype")
+            raise fault_at(
+                "dtype is text, which a single token cannot have; say of: samples", "dtype"
+            )
         if self.default is not None and not _holds_value(self.dtype, self.default):
             raise fault_at(
                 f"default is {self.default!r:.60}, which {self.dtype} does not hold; give another, or another dtype",
@@ -122,7 +124,7 @@ def require_columns(columns: Columns, *, holds_text: bool, may_hold_tokens: bool
         is_tag = isinstance(said, OwnColumn) and said.is_tag
         if isinstance(said, OwnColumn) and name in _TAKEN:
             raise fault_at(
-                f"columns.{name} is a column of yours by a name that is taken; "
+                f"columns.{name} is your own column, but its name is taken; "
                 + (
                     f"of a table write {name}: {said.column}, else give it another"
                     if name in _FOR_TABLES
@@ -132,8 +134,8 @@ def require_columns(columns: Columns, *, holds_text: bool, may_hold_tokens: bool
             )
         if not own and name not in _FOR_TABLES:
             raise fault_at(
-                f"columns.{name} is none of {', '.join(sorted(_FOR_TABLES))}; of a column of yours, a value for each "
-                f"token, write {name}: {{column: {said}, dtype: float32}}",
+                f"columns.{name} is none of {', '.join(sorted(_FOR_TABLES))}; for your own column with a value for "
+                f"each token, write {name}: {{column: {said}, dtype: float32}}",
                 *("columns", name),
             )
         if name == LABELS and LOSS_MASK in columns:

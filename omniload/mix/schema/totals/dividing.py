@@ -54,8 +54,8 @@ def with_total_divided(content: Mapping[str, Any]) -> Mapping[str, Any]:
         return content
     if (amounts := content.get("amounts")) is None:
         raise fault_at(
-            f"total is {total!r:.60}, and there are no amounts that it is a total of; give amounts, in which sources "
-            "may have weights, or leave it out",
+            f"total is {total!r:.60}, but the mix has no amounts; give mix.amounts, in which sources may have "
+            "weights, or leave total out",
             "total",
         )
     given = [kind for kind in KINDS if isinstance(total, Mapping) and kind in total]
@@ -135,7 +135,7 @@ def divided(amounts: object) -> object:
             continue
         if "weight" in entry:
             raise fault_at(
-                f"weight is {entry['weight']!r:.40} among amounts, and no total says of what it is a share; write "
+                f"weight is {entry['weight']!r:.40} among amounts, which needs a total; write "
                 "total: {tokens: ...} beside amounts, or give epochs, samples or tokens",
                 *(name, "weight"),
             )
@@ -161,8 +161,8 @@ def _said_of(entry: Mapping[Any, Any], at: tuple[str, ...]) -> str:
     is_group = "of" in entry
     if is_group and "epochs" in entry:
         raise fault_at(
-            f"epochs is {entry['epochs']!r:.40} of a group, whose sources are gone through each; give epochs to each "
-            "source, or samples or tokens to the group",
+            f"epochs is {entry['epochs']!r:.40} in a group, but each source has epochs of its own; give epochs to "
+            "each source, or samples or tokens to the group",
             *(*at, "epochs"),
         )
     known = _OF_GROUPS if is_group else {*KINDS, "weight"}

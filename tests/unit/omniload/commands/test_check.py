@@ -370,7 +370,7 @@ CONVERSATIONS = {
     ),
     "no marker": (
         PICTURES + SEEN.replace(", image: <pad>", ""),
-        "mix.yaml:10: sources.web.transforms.0: transforms[0]: chat has images behind it and no image",
+        "mix.yaml:10: sources.web.transforms.0: transforms[0]: chat is followed by images but has no image",
     ),
     "nothing of images": (
         NOT_SEEN,

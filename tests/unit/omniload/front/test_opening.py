@@ -69,7 +69,7 @@ def test_costs_that_are_to_be_fitted_without_a_folder_for_times_are_told_of(tmp_
 
 def test_a_state_that_is_none_is_refused_before_the_sources_are_looked_for(tmp_path):
     for state in ("state.json", tmp_path / "state.json", [1]):
-        with pytest.raises(StateError, match=r"state is .*hand over what state_dict"):
+        with pytest.raises(StateError, match=r"state is .*pass the result of state_dict"):
             omniload.open(MIX, state=state)
 
 

@@ -185,11 +185,11 @@ def test_slices_of_cp_peers_are_joined_and_carry_no_sources():
     assert rows.tokens.tolist() == [[1, 2, 7, 8]] * 2
     assert rows.columns_in_row.tolist() == rows.microbatches[0].columns_in_row.tolist()
     assert rows.columns_in_row.tolist() == [0, 1, 6, 7]
-    with pytest.raises(ConfigError, match="carries no source_ids"):
+    with pytest.raises(ConfigError, match="has no source_ids"):
         rows.source_ids  # noqa: B018
     with pytest.raises(ConfigError, match="use cu_seqlens"):
         rows.attention_mask  # noqa: B018
-    with pytest.raises(ConfigError, match="carries no padding_mask"):
+    with pytest.raises(ConfigError, match="has no padding_mask"):
         rows.padding_mask  # noqa: B018
 
 

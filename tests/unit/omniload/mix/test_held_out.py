@@ -90,7 +90,7 @@ def test_what_serves_training_and_not_an_evaluation_is_refused_by_its_key():
         (
             "splits: {eval",
             "split: {eval",
-            "mix.yaml:3: split: found {'eval': 0.01}, and split is the name of the one that is drawn;",
+            "mix.yaml:3: split: found {'eval': 0.01}, but split is the name of the split to draw;",
         ),
         ("seed: 1", "seed: 1\nsplit: test", "mix.yaml:3: split: sources.code.split is 'test'"),
         (

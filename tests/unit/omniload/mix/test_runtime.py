@@ -15,8 +15,8 @@ from omniload.mix.schema.places import EnvConfig
         ({"address": "auto", "bind": "eth0"}, "leave out bind and ports"),
         ({"address": "auto", "ports": "20000-20099"}, "leave out bind and ports"),
         ({"ports": "20000"}, "no range of ports"),
-        ({"place": {"planner": {"cpus": 1}}}, "place is of a Ray that runs already"),
-        ({"lifetime": "detached"}, "lifetime is of a Ray that runs already"),
+        ({"place": {"planner": {"cpus": 1}}}, "place is for a running Ray"),
+        ({"lifetime": "detached"}, "lifetime is for a running Ray"),
         (
             {
                 "address": "auto",
@@ -33,7 +33,7 @@ from omniload.mix.schema.places import EnvConfig
             {"address": "auto", "place": {"loaders": {"resources": {"CPU": 1}}}},
             "'CPU', a resource of Ray's own; give cpus",
         ),
-        ({"env": {"pass_on": ["HOME"]}}, "env is of a Ray that runs already"),
+        ({"env": {"pass_on": ["HOME"]}}, "env is for a running Ray"),
         (
             {"address": "auto", "env": {"set": {"LD_PRELOAD": "x"}}},
             "which says what code a process",

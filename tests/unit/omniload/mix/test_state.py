@@ -222,7 +222,7 @@ def test_pieces_are_taken_and_joined_by_column():
 
 @pytest.mark.parametrize("state", [[], "state", b"{}", 3, [None]])
 def test_what_is_no_object_is_no_state(state):
-    with pytest.raises(StateError, match="no object; give what state_dict returned"):
+    with pytest.raises(StateError, match="not an object; give the result of state_dict"):
         MixState.from_json(state, ("web",), {})
 
 

@@ -271,7 +271,10 @@ def damaged(state, **changes):
     ("change", "said"),
     [
         (lambda state: [state], "is of type list"),
-        (lambda state: state["loader"], "the keys .'step'. and no loader: it is none of a sampler"),
+        (
+            lambda state: state["loader"],
+            "the keys .'step'. and no loader, so it is not the state of a sampler",
+        ),
         (lambda state: {**state, "batch": 7}, "is damaged: it carries digest"),
         (lambda state: damaged(state, version=2), "sampler state has version 2, this code reads 1"),
         (lambda state: damaged(state, batch=-1), "damaged"),

@@ -274,9 +274,7 @@ def test_a_run_from_the_start_moves_the_steps_that_are_there_aside_and_says_wher
     opened(path, found[0]).close()
 
     assert steps_in(path) == (0, [])
-    said = (
-        f"{path} holds 2 steps of a run, and this one begins at step 0: they are moved to j.aside-1"
-    )
+    said = f"{path} holds 2 steps of an earlier run, but this run begins at step 0, so they are moved to j.aside-1"
     assert said in caplog.text
     assert steps_in(path.with_name("j.aside-1")) == (0, [0, 1])
     caplog.clear()

@@ -178,7 +178,7 @@ def test_a_group_takes_amounts_in_it_first_whether_it_has_a_weight_or_an_amount(
         ),
         (
             "  total: {tokens: 9}\n  stages: [{weights: {code: 1, web: 1}}]",
-            "mix.yaml:7: mix.total: total is {'tokens': 9}, and there are no amounts",
+            "mix.yaml:7: mix.total: total is {'tokens': 9}, but the mix has no amounts",
         ),
         (
             "  amounts: {web: {epochs: 1}}",
@@ -198,7 +198,7 @@ def test_a_group_takes_amounts_in_it_first_whether_it_has_a_weight_or_an_amount(
         ),
         (
             "  amounts:\n    all: {epochs: 2, of: {code: 1, web: 1}}",
-            "mix.yaml:8: mix.amounts.all.epochs: epochs is 2 of a group",
+            "mix.yaml:8: mix.amounts.all.epochs: epochs is 2 in a group",
         ),
         (
             "  amounts:\n    all: {samples: 2, of: {code: 9, web: 1}}",
@@ -218,7 +218,7 @@ def test_a_group_takes_amounts_in_it_first_whether_it_has_a_weight_or_an_amount(
         ),
         (
             "  stop: amounts\n  stages: [{weights: {code: 1, web: 1}}]",
-            "mix.yaml:7: mix.stop: stop is amounts, and there are none",
+            "mix.yaml:7: mix.stop: stop is amounts, but the mix has no amounts",
         ),
     ],
 )

@@ -138,7 +138,7 @@ def test_a_larger_step_takes_the_tokens_in_fewer():
         (
             "{from_epochs: {web: 1}, weights: {code: 1}}\n    - {from_step: 4, weights: {code: 1}}",
             2,
-            ":10: mix.stages.2.from_step: stages.2. begins at step 4, behind a stage that waits",
+            ":10: mix.stages.2.from_step: stages.2. begins at step 4, after a stage that waits",
         ),
         (
             "{from_epochs: {web: 1}, weights: {code: 1}}",

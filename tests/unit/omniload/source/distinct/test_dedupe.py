@@ -160,9 +160,9 @@ def test_plan_and_stats_count_what_is_left(folder):
 @pytest.mark.parametrize(
     ("kind", "source", "said"),
     [
-        ("jsonl", {"dedupe": "key"}, "names none under key; name the column, or say content"),
-        ("csv", {"dedupe": "key"}, "names none under key; name the column, or say content"),
-        ("webdataset", {"dedupe": "key"}, "names none under known_by; name the column, or say"),
+        ("jsonl", {"dedupe": "key"}, "names no key under key; name the column, or say content"),
+        ("csv", {"dedupe": "key"}, "names no key under key; name the column, or say content"),
+        ("webdataset", {"dedupe": "key"}, "names no key under known_by; name the column, or say"),
         ("jsonl", {"dedupe": "url"}, "dedupe"),
     ],
 )

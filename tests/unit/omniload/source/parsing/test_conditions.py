@@ -206,7 +206,10 @@ def test_conditions_that_cannot_be_meant_are_refused(where, said):
     ("asked", "said"),
     [
         ({"where": {"lang": "en"}}, "where reads columns, and the source is of type {0}; use {1}$"),
-        ({"dedupe": "key"}, "dedupe is key, and the source names none under key; use {1}, or say"),
+        (
+            {"dedupe": "key"},
+            "dedupe is key, but the source names no key under key; use {1}, or say",
+        ),
     ],
 )
 @pytest.mark.parametrize("kind", ["text", "megatron", "numpy"])

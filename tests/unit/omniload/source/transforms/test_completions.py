@@ -352,11 +352,15 @@ def test_an_answer_that_the_template_leaves_out_is_told(folder, tmp_path, loss):
         ({}, {"form": "text", "system": "s"}, "system is 's' and form is text, which has no"),
         ({}, {"system": "prompt"}, r"prompt and system are \['prompt', 'prompt'\]; name each"),
         ({}, {"between": " "}, "between is ' ' and form is chat, where the template says"),
-        ({"text": "prompt"}, {}, "completion reads 'prompt' beside the text, which text of the"),
+        (
+            {"text": "prompt"},
+            {},
+            "completion reads 'prompt' in addition to the text, but text of the",
+        ),
         (
             {"text": "b"},
             {"prompt": ("a", "b")},
-            "completion reads 'b' beside the text, which text of the source names too",
+            "completion reads 'b' in addition to the text, but text of the source names the same key",
         ),
     ],
 )

@@ -559,7 +559,9 @@ def test_messages_that_begin_with_how_to_behave_keep_that(models, tmp_path, role
 def test_the_key_of_the_messages_is_not_that_of_the_system():
     chat = ChatTransform(type="chat", system="messages")
 
-    with pytest.raises(ValidationError, match="chat reads 'messages' beside the text, which text"):
+    with pytest.raises(
+        ValidationError, match="chat reads 'messages' in addition to the text, but text"
+    ):
         JsonlSource(type="jsonl", path="a", text="messages", transforms=(chat,))
 
 

@@ -683,7 +683,11 @@ CHAT = {"type": "chat", "image": "[IMG]"}
 @pytest.mark.parametrize(
     ("transforms", "changes", "fault"),
     [
-        ([{"type": "chat"}, PICTURE], {}, "chat has images behind it and no image; say there what"),
+        (
+            [{"type": "chat"}, PICTURE],
+            {},
+            "chat is followed by images but has no image; give the text",
+        ),
         ([CHAT], {"images": None}, r"image is '\[IMG\]', and no transform makes patches of images"),
         ([CHAT], {}, r"image is '\[IMG\]', and no transform makes patches"),
         ([PICTURE, CHAT], {}, "chat comes after images, which go into its messages; put images"),
@@ -696,7 +700,7 @@ CHAT = {"type": "chat", "image": "[IMG]"}
         (
             [{"type": "preference", "form": "text", "image": "x"}, PICTURE],
             {},
-            "form is text, in which no template writes anything for an image; leave image out",
+            "form is text, so no template writes anything for an image; leave image out",
         ),
         ([CHAT, PICTURE, {"type": "concat", "tokens": 8}], {}, "and the source has images"),
         (

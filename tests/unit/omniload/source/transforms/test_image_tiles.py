@@ -173,7 +173,7 @@ def test_an_image_that_does_not_fit_is_a_bad_record_of_all_its_tiles(
 
 def test_words_that_hold_the_placeholder_are_refused_as_the_source_is_opened(tmp_path):
     with pytest.raises(
-        ConfigError, match=r"words of tiles hold 'a\\x07', and in it the placeholder"
+        ConfigError, match=r"the text of tiles holds 'a\\x07', and in it the placeholder"
     ):
         a_source(tmp_path, ["x"], [[]], tiled({"before_tile": "a\x07"}))
 

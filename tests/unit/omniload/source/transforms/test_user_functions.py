@@ -268,7 +268,11 @@ def test_check_counts_the_tokens_of_what_is_left(folder):
 @pytest.mark.parametrize(
     ("transforms", "source", "said"),
     [
-        ([{"type": "clamp", "tokens": 4}, a_map("strip")], {}, "comes behind what makes tokens"),
+        (
+            [{"type": "clamp", "tokens": 4}, a_map("strip")],
+            {},
+            "comes after the transform that makes tokens",
+        ),
         ([a_map("strip")], {"type": "numpy", "path": "a"}, "say of: tokens"),
         ([{"type": "chat"}, a_map("shift", of="tokens")], {}, "map gives other tokens, and the"),
         ([a_map("lab_of_maps:strip")], {}, "function"),
