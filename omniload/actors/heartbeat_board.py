@@ -86,10 +86,7 @@ class Activity:
 
     @contextmanager
     def doing(self, what: str, waits_for: tuple[str, ...] = ()) -> Iterator[Callable[[str], None]]:
-        """Show ``what`` as an activity inside.
-
-        Yields a function that replaces its words; called with an empty text, it restores the first ones.
-        """
+        """Show ``what`` as an activity inside; yield a function that replaces its words, or restores them if empty."""
         # Several threads may have activities with the same words.
         key = object()
         task = Task(doing=what, since_s=time.monotonic(), waits_for=waits_for)

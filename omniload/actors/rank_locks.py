@@ -85,8 +85,6 @@ def forget_generations(folder: Path) -> None:
         # Held during the removal: a process that takes the rank at this moment finds the file gone, and takes it anew.
         # If the rank lives, or files or locks fail, both files stay.
         with suppress(OSError, ConfigError), closing(FileLock(lock)) as held:
-            if held.is_at(
-                lock
-            ):  # otherwise another planner has removed it, and a rank has taken it anew
+            if held.is_at(lock):  # otherwise a rank has taken it anew
                 lock.with_suffix(".guest").unlink(missing_ok=True)
                 lock.unlink()

@@ -85,10 +85,7 @@ class PlaneFolder:
             self._lock = FileLock(opener)
         except FileNotFoundError:
             raise
-        except (
-            OSError,
-            ConfigError,
-        ):  # this file system has no locks, so nobody else may remove the folder
+        except (OSError, ConfigError):  # without locks, nobody else may remove the folder
             opener.unlink(missing_ok=True)
         try:
             self._begun.rename(self.path)

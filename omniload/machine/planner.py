@@ -207,9 +207,7 @@ class Planner(PlanningAhead):
         """Apply a change from a step that no rank was given yet; a refused change alters nothing."""
         first = self.open_from(asked.at)
         step = first if asked.at is None else asked.at
-        undone_by(
-            self.history, asked.change, step, at_rest=False
-        )  # refused here if no later step would do either
+        undone_by(self.history, asked.change, step, at_rest=False)  # no later step would do
         ended = self.has_ended and first == self.planned
         require_open(step, planned=first, end=self.num_steps, ended=ended)
         reached = self._steps.state_before(first), self.positions_per_epoch_S

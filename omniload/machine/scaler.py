@@ -236,9 +236,7 @@ class Scaler:
         part = _lighter_part(sources, load_S)
         moved = sum(load_S[s] for s in part)
         if moved < _LEAST_PART:
-            return (
-                None  # a single source makes the load, so moving others does not relieve the loader
-            )
+            return None  # a single source makes the load, and moving others would not help
         busy, waited = sum(self._busy_S.get(s, 0.0) for s in sources), self._waited[role]
         why = f"{role} has the work of {min(busy, load):.2f} loaders"
         if load > max(busy, _OVER):

@@ -111,10 +111,7 @@ class LoaderActor(PresentActor, LoaderShell):
         self._is_open = threading.Event()
 
     def open(self, spec: PlaneSpec, sources: Sequence[int], life: int) -> dict[int, SourceFacts]:
-        """Open the sources, once and before any other call, and return the facts about them.
-
-        ``life`` is the number of earlier lives of the role.
-        """
+        """Open the sources, once and before any other call; return facts about them; ``life`` counts earlier lives."""
         os.environ.update(spec.passed_on)
         if life:
             # A running job can wait for a replacement to open, as long as its reads survive an outage.
@@ -225,8 +222,7 @@ class ConstructorActor(PresentActor, ConstructorShell):
 
     @override
     def _built(self, of: FetchSlices, slices: ColumnRanges) -> Commands:
-        # Arrow keeps memory in pages of 2 MiB for each thread that it worked in, and calls come in any of Ray's
-        # threads.
+        # Arrow keeps pages of 2 MiB for each thread that it worked in, and calls come in any of Ray's threads.
         return self._builder.submit(partial(super()._built, of, slices)).result()
 
     def carry_out(self, packed: bytes) -> int | tuple[int, StepsTaken]:

@@ -151,9 +151,7 @@ def _have_taken_up(
             raise _lost_meanwhile(PLANNER) from None
         _LOG.warning("the edit was kept all the same: %s", error)
         step = kept.edits[-1].step
-        taken = EditTaken.of(
-            before, kept, step, step
-        )  # it can no longer say how far it had planned
+        taken = EditTaken.of(before, kept, step, step)  # how far it had planned is unknown
     except OmniloadError:  # refused, and earlier requests are settled as well
         _restore(crew, History(mix, read_history(run_dir, mix).edits))
         raise

@@ -116,11 +116,7 @@ def place_traces() -> None:
 def _descriptor_of(file: object) -> int | None:
     try:
         return int(file.fileno())  # type: ignore[attr-defined]
-    except (
-        AttributeError,
-        OSError,
-        ValueError,
-    ):  # no object, one without a descriptor, or a closed one
+    except (AttributeError, OSError, ValueError):  # no object, no descriptor, or closed
         return None
 
 

@@ -67,9 +67,7 @@ def once_none_is_stopped(connect: Callable[[], Any]) -> Any:  # noqa: ANN401 -- 
 def _stopped() -> str:
     """Return which server is stopped, as in a partly suspended job, and the remedy; empty if none is."""
     for process in psutil.Process().children(recursive=True):
-        with suppress(
-            psutil.Error
-        ):  # one of them has ended meanwhile, which says nothing about the others
+        with suppress(psutil.Error):  # ended meanwhile, which says nothing about the others
             name, pid = process.name(), process.pid
             if name in SERVERS and process.status() == psutil.STATUS_STOPPED:
                 return f"its {name}, process {pid}, is stopped (kill -CONT {pid} has it go on)"
@@ -122,8 +120,7 @@ class HeadWatch:
             self._answered_s, self._has_missed, self._is_lost = now_s, False, False
             self.look_at_s = now_s + part * self._every_s
         else:
-            # Counted from the last answer, where Ray's minute begins, to the end of this look, which takes its whole
-            # limit if the network is cut. If it took longer, the process was stopped meanwhile.
+            # From the last answer, where Ray's minute begins, to the end of this look; a longer look was a stop.
             silent_s = now_s - self._answered_s + min(self._now_s() - now_s, _EVERY_S)
             self._has_missed, self._is_lost = True, silent_s >= _SILENT_S
             self.look_at_s = now_s + _EVERY_S

@@ -132,8 +132,7 @@ class RayPlane(DataPlane):
             crew.start(crew.holders[role])
         opening = [crew.open_loader(member) for member in loaders]
         for member, found in zip(loaders, opening, strict=True):
-            # Waits for one after the other, although all open concurrently, because the limit is on time without
-            # progress.
+            # One after the other, although all open concurrently, because the limit is on time without progress.
             crew.facts |= self._patiently(found, member.name)
         self._patiently(crew.open_planner(crew.holders[PLANNER]), PLANNER)
         spec.keep()

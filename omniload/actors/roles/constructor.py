@@ -181,8 +181,7 @@ class ConstructorShell:
                     f"are of generation {self._machine.generation} by now: call resize, or close the loader of a rank "
                     "that left"
                 )
-            # Before the failure is raised: a built step, and the end of the data, are served even if something failed
-            # later.
+            # Before the failure is raised: a built step, and the end of the data, are served in any case.
             if (built := self.built(step, dp_rank, cp_rank, generation, lends=lends)) is not None:
                 return built
             if self._end is not None and step >= self._end:
@@ -310,8 +309,7 @@ class ConstructorShell:
             last = max((plan.step for plan in order.plans), default=0)
             failed = _Failure(order.served, last, error)
             with self._told:
-                # Keep the first failure that is still relevant: others follow from it, or concern old plans and come
-                # late.
+                # Only the first relevant failure: others follow from it, or concern old plans and come late.
                 if self._stands(failed) and self._failed is None:
                     self._failed = failed
                     self._told.notify_all()
@@ -365,9 +363,7 @@ class ConstructorShell:
         if generation != self._machine.generation:
             return generation < self._machine.generation or self._error is not None
         over = self._error is not None or (self._end is not None and step >= self._end)
-        return (
-            over or self._machine.has(step) or self._machine.is_released(step)
-        )  # later questions fail too
+        return over or self._machine.has(step) or self._machine.is_released(step)  # late asks fail
 
 
 def _named(steps: Sequence[int]) -> str:

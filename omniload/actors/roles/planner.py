@@ -294,9 +294,7 @@ class PlannerShell:
             with doing, self._lock, PLAN_SECONDS.time():
                 commands = self._planner.handle(event)
         except IntegrityError:
-            self._counts.note(
-                (), self._planner.ranks.slowest
-            )  # ranks have all steps before the last
+            self._counts.note((), self._planner.ranks.slowest)  # ranks have all steps before it
             # If this planner is wrongly believed dead, its successor may have planned the steps that ranks took.
             # If the store does not answer who has the journal, the original error is kept.
             with suppress(ConfigError, UnavailableError, OSError):

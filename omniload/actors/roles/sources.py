@@ -233,8 +233,7 @@ class SourceReaders:
         further = 0
         for number, reading in self._scaler.readings_S.items():
             source = self._sources[number]
-            # A shadow, and a source whose readers are still opening it, has fewer than wanted; coming rises show no
-            # read.
+            # A shadow, and a source whose readers are still opening it, has fewer readers than wanted.
             reads = reading.readers if reading.for_step else source.so_far.readers
             readers = min(reading.readers, reads)
             further += readers - 1
@@ -280,9 +279,7 @@ class PartReads:
                 parts.append(read_part(at, end))
             except IntegrityError as error:
                 if not is_damaged and end > block_stop(at):
-                    is_damaged = (
-                        True  # one of these blocks is damaged: read each by itself from here on
-                    )
+                    is_damaged = True  # from here on each block by itself
                     _LOG.info("%s; what lies before it is read block by block", error)
                     continue
                 if not parts:

@@ -116,9 +116,7 @@ class Leads:
 
     def note(self, source: int, took_plans: float) -> None:
         """Add a read of a source, by its duration in plans."""
-        wanted = (
-            math.ceil(_LEAD_OVER * took_plans) + 1
-        )  # one plan is drawn before more is requested
+        wanted = math.ceil(_LEAD_OVER * took_plans) + 1  # one plan is drawn before the request
         if wanted <= PLANS_READ_AHEAD and source not in self._of:
             return
         lead = self._of.setdefault(source, _Lead())

@@ -226,9 +226,7 @@ class RayConstructorLink(ConstructorLink):
         """An actor, and the number of reports of its ranks that were heard from it."""
         self._asked: Any = None
         """The actor that has an open question for more reports."""
-        self._asking = (
-            threading.Lock()
-        )  # the planner asks, and a thread of Ray's receives the answer
+        self._asking = threading.Lock()  # the planner asks, and a thread of Ray's gets the answer
 
     def lead_to(self, actor: Any, life: int) -> None:  # noqa: ANN401 -- as above
         """Link to a later life of the constructor; the planner tells it again what to build."""

@@ -253,8 +253,7 @@ class RayHandle(RankHandle):
     def _confirms(self, step: int, timeout_s: float | None) -> bool:
         """Return whether a lent step is still valid; if it was taken back, all batches are dropped.
 
-        They are also dropped if the constructor that has lent the step is lost, because its replacement does not know
-        of it and is asked anew.
+        They are also dropped if the constructor that has lent it is lost, because its replacement is asked anew.
         """
         doing, asks = f"asks whether step {step} still stands", self._constructor_name
         limit_s = timeout_s or self._address.batch_timeout_s
