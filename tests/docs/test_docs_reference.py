@@ -156,7 +156,7 @@ def test_the_oldest_versions_on_the_page_are_those_that_the_package_asks_for():
     asked = chain(project["dependencies"], *project["optional-dependencies"].values())
     oldest = dict(re.findall(r"^(\w+)>=([\d.]+)", "\n".join(asked), re.MULTILINE))
     page = (ROOT / "docs/how-to/trainers/own-loop.md").read_text()
-    (line,) = (line for line in page.splitlines() if line.startswith("What your container has"))
+    (line,) = (line for line in page.splitlines() if line.startswith("The oldest versions"))
 
     named = dict(re.findall(r"(\w+) (\d[\d.]*\d)", line))
 
