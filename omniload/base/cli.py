@@ -296,6 +296,7 @@ def _entry_points(*names: str) -> "Iterable[EntryPoint]":
     default="INFO",
     show_default=True,
     type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"]),
+    help="Least severity of the log lines to print.",
 )
 def omniload(log_level: str) -> None:
     """The data plane of large-model training.

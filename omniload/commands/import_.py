@@ -114,7 +114,7 @@ def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
     leave_out: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Read FILE of another tool as a mix file.
+    """Turn FILE of another tool into a mix file.
 
     Each key is carried over, or noted because it has no equivalent and changes no sample, or the file is refused.
     Options supply settings that a tool keeps in code or on its command line. `omniload mix check` then reads the data.

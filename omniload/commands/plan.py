@@ -100,8 +100,8 @@ def plan(  # noqa: PLR0913 -- one for each option
     spec = open_spec(file, dp=dp, cache_dir=cache_dir, ahead=1)
     if steps is None and not resources and spec.mix.mix.stop == "never":
         raise click.UsageError(
-            "what a run draws depends on its length, and this mix does not end by itself: say --steps 1000, or as "
-            f"many as it will have. Without, omniload mix check {file} looks at the file, and --resources says which "
+            "what a run draws depends on its length, and this mix does not end by itself: give its length, such as "
+            f"--steps 1000. Without a length, omniload mix check {file} checks the file, and --resources tells which "
             "loaders there will be"
         )
     find_sources(spec, file, sources_in_silence(spec.mix, store_timeout, file))

@@ -153,8 +153,8 @@ def test_plan_without_a_number_of_steps_says_what_it_needs_them_for_and_what_doe
     result = run_mix("plan", mix_path)
 
     assert result.exit_code == 2
-    assert "does not end by itself: say --steps 1000" in result.output
-    assert f"omniload mix check {mix_path} looks at the file" in result.output
+    assert "does not end by itself: give its length, such as --steps 1000" in result.output
+    assert f"omniload mix check {mix_path} checks the file" in result.output
 
 
 def test_plan_measures_the_first_steps_for_real(mix_path, tmp_path):
