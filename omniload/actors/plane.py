@@ -37,7 +37,7 @@ class PlaneSpec:
     base_dir: Path
     """Folder from which relative paths of the mix file start."""
     tree: ClientPlaceTree
-    """The trainers."""
+    """The ranks of the job."""
     run_dir: Path | None = None
     """Folder of the run, for its journal; ``None`` keeps none."""
     state: Mapping[str, Json] | None = None
@@ -47,10 +47,10 @@ class PlaneSpec:
     restarts: int = 0
     """Number of times that its launcher has restarted the job."""
     cache_dir: Path | None = None
-    """Folder for indexes of sources that have none of their own."""
+    """Folder that keeps the indexes of sources."""
     edits: tuple[Edit, ...] = ()
     """Edits of the mix; for a run with a folder they are read there when its plane is opened."""
-    read: MixText | None = None
+    mix_text: MixText | None = None
     """Text of the mix, to be kept in the run's folder; ``None`` if the opener of the plane keeps it."""
 
     passed_on: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -84,22 +84,26 @@ class PlaneSpec:
             return
         if read_history(self.run_dir, self.mix).edits != self.edits:
             write_history(self.run_dir, self.history)
-        if self.read is not None:
+        if self.mix_text is not None:
             sizes = {axis: self.tree.size_of(axis) for axis in ("dp", "cp")}
             step = first_step_of(self)
-            write_run_record(
-                self.run_dir, self.read.path, sizes, from_step=step, text=self.read.text
-            )
+            given = self.mix_text
+            write_run_record(self.run_dir, given.path, sizes, from_step=step, text=given.text)
 
 
 class RankHandle(Protocol):
-    """One rank's access to its batches."""
+    """What one rank calls to get its batches.
+
+    For each step: ``take``, then ``taken`` once the trainer has the batch. Meanwhile the rank may look at the next one:
+    ``is_ready`` tells whether it is built, and ``lent`` returns its batch early, for a copy to a device. What is lent
+    is not given: until ``take``, a change of the mix may take its plan back, and then another batch comes.
+    """
 
     first_step: int
     """Step that the data plane started from."""
 
     def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
-        """Wait for the batch of ``step``; ``None`` when the data ends before it.
+        """Wait for the batch of ``step`` and return it; ``None`` if the data ends before it.
 
         Args:
             step: The step; after a timeout the call can be repeated.

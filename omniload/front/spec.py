@@ -165,7 +165,7 @@ def kept_in(
             f"run_dir is {str(folder)!r}, and what is kept in a run's folder names it and those above it as text: {why}"
         ) from error
     # As a whole path: a loop may go to another folder while its run is written.
-    return replace(spec, run_dir=Path(whole), read=text_as_run(mix, spec.mix))
+    return replace(spec, run_dir=Path(whole), mix_text=text_as_run(mix, spec.mix))
 
 
 def _mix_of(

@@ -129,7 +129,7 @@ class RecordSource(Source):
         return self._order.whole(next(self._order.spans(position, position + 1))).stop
 
     @override
-    def stand_at(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
+    def decode_ahead(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
         # Otherwise the sequences of two blocks would be in memory for as long as reads draw from the second.
         most = _MOST_AHEAD if self._pipeline.concat is None else 1
         spans = list(islice(self._order.spans(start, max(stop, start + 1)), most))

@@ -62,7 +62,7 @@ class Source(Protocol):
         """
         ...
 
-    def stand_at(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
+    def decode_ahead(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
         """Decode the blocks for reads from ``start`` to ``stop`` in advance, so that the reads wait for no store.
 
         At most two blocks are held: the block of ``start``, and the next block if ``stop`` lies beyond the first.

@@ -70,7 +70,7 @@ Found = TypeVar("Found")
 
 
 class LocalPlane(DataPlane):
-    """A data plane in this process, for the ranks of this process."""
+    """A data plane of threads, for the ranks of this process: some read ahead, one plans, and one builds."""
 
     def __init__(self, spec: PlaneSpec) -> None:
         """Open the sources and start planning.
@@ -177,7 +177,7 @@ class LocalPlane(DataPlane):
         if self._closed:
             raise UnavailableError(CLOSED)
 
-    def resized(self, asked: ResizeAsked) -> World:
+    def resize(self, asked: ResizeAsked) -> World:
         """Change the ranks from a step on; return their world."""
         return taken_within(self.planner.resize(asked), what="other ranks")
 
@@ -239,7 +239,7 @@ class LocalHandle(RankHandle):
             world, first_step = World(tree=plane.spec.tree), plane.first_step
         else:
             held = partial(plane.was_held, dp_rank=dp_rank, cp_rank=cp_rank)
-            world, first_step = join_world(asked, plane.resized, held), asked.step
+            world, first_step = join_world(asked, plane.resize, held), asked.step
         self._be(world, dp_rank, plane.claim_rank(world, dp_rank, cp_rank), first_step)
 
     def _be(self, world: World, dp_rank: int, key: WorldRank, first_step: int) -> None:
@@ -269,7 +269,7 @@ class LocalHandle(RankHandle):
         constructor, generation = self._plane.constructor, self._world.generation
         rank = self._dp_rank, self._cp_rank
         # The usual case: a rank that trains finds it built, and does not post a wait.
-        if (built := constructor.built(step, *rank, generation)) is not None:
+        if (built := constructor.take_built(step, *rank, generation)) is not None:
             return built
         with self._activity.doing(f"waits for step {step}", (_CONSTRUCTOR,)):
             limit_s = timeout_s or self._plane.spec.mix.runtime.batch_timeout
@@ -311,7 +311,7 @@ class LocalHandle(RankHandle):
     def resize(self, asked: ResizeAsked, dp_rank: int) -> None:
         asked = asked.after(self._world.generation)
         check_rank({"dp": asked.dp, "cp": self._world.tree.size_of("cp")}, dp_rank, self._cp_rank)
-        world = self._plane.resized(asked)
+        world = self._plane.resize(asked)
         # Everything that can fail comes before any change of this handle.
         key, before = self._plane.claim_rank(world, dp_rank, self._cp_rank), self._key
         self._plane.release_rank(before)

@@ -82,7 +82,7 @@ class Shadows:
                 without={s: outstanding.without[s] for s in sources if s in outstanding.without},
             )
             self._decoding.add(member)
-            told = future_of(actor.stand_at.remote(command), member.name)
+            told = future_of(actor.decode_ahead.remote(command), member.name)
             told.add_done_callback(partial(self._hear_later, member, later))
 
     def _hear_later(self, member: Member, later: Later, done: "Future[None]") -> None:

@@ -190,7 +190,7 @@ class ConstructorShell:
                 raise self._error
             return self._machine.batch_of(step, dp_rank, cp_rank)
 
-    def built(
+    def take_built(
         self, step: int, dp_rank: int, cp_rank: int, generation: int, *, lends: bool = False
     ) -> Batch | None:
         """Give out or lend a batch as ``take`` does, but without a wait; ``None`` if it is not there."""

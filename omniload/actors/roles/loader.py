@@ -274,7 +274,7 @@ class LoaderShell:
         # of each heartbeat, so only the log has the whole error.
         says(f"has source {source} {done} again, as its store refused ({error!s:.200}),")
 
-    def stand_at(self, command: TakeOver) -> None:
+    def decode_ahead(self, command: TakeOver) -> None:
         """Decode the blocks that the first reads would need if ``command`` were carried out soon.
 
         A source that cannot be read there is passed over: its holder has reported that, or has the block already.
@@ -290,7 +290,7 @@ class LoaderShell:
             doing = f"decodes what record {floor} of source {source.name} lies in"
             try:
                 with self._activity.doing(doing), self._reading[number]:
-                    stop = source.stand_at(floor, reach, without if floor >= since else ())
+                    stop = source.decode_ahead(floor, reach, without if floor >= since else ())
                     source.give_way()
                 self._decoded_ahead.note(number, range(floor, stop))
             except OmniloadError as error:

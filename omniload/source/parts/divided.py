@@ -163,10 +163,10 @@ class DividedSource(Source):
         return self.own.block_stop(position)
 
     @override
-    def stand_at(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
+    def decode_ahead(self, start: int, stop: int, without: tuple[int, ...] = ()) -> int:
         # This reader decodes everything, because it serves the first reads alone until the others have opened the
         # source.
-        return self.own.stand_at(start, stop, without)
+        return self.own.decode_ahead(start, stop, without)
 
     @override
     def read(self, start: int, stop: int, without: tuple[int, ...] = ()) -> SampleBlock:

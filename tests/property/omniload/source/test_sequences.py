@@ -287,7 +287,7 @@ def test_an_epoch_read_in_order_decodes_every_unit_once(units, step):
     source = a_source(units, tokens=3, held=held)
     n = source.positions_per_epoch
 
-    source.stand_at(0, 1)
+    source.decode_ahead(0, 1)
     for at in range(0, n, step):
         source.read(at, min(n, at + step))
 

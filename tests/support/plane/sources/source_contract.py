@@ -154,7 +154,7 @@ class SourceContract:
         self, opened, folder, position, length
     ):
         source, expected = opened(), opened()
-        stop = source.stand_at(position, position + length)
+        stop = source.decode_ahead(position, position + length)
 
         away = folder.rename(folder.with_name("away"))
         try:
@@ -169,7 +169,7 @@ class SourceContract:
         source = opened()
         shard = source.shard_at(40)
 
-        stop = source.stand_at(40, 41, (shard,))
+        stop = source.decode_ahead(40, 41, (shard,))
 
         assert samples(source.read(40, stop, (shard,))) == samples(
             opened().read(40, stop, (shard,))

@@ -77,7 +77,7 @@ def test_it_first_asks_for_a_probe_of_every_source():
     )
 
 
-def test_of_many_sources_the_first_plan_is_read_for_and_all_else_behind_it():
+def test_with_many_sources_what_the_first_plan_needs_is_read_before_the_rest():
     names = [f"s{i}" for i in range(200)]
     planner = a_planner(a_mix(sources=names, rows=200, pack={"lookahead_rows": 0}))
 
@@ -93,7 +93,7 @@ def test_of_many_sources_the_first_plan_is_read_for_and_all_else_behind_it():
     assert max(read.stop for read in of_kind(answers[-1], ReadAhead)) > 1
 
 
-def test_of_many_sources_one_that_has_too_little_for_the_first_plan_is_read_on_at_once():
+def test_with_many_sources_one_with_too_little_for_the_first_plan_is_read_on_at_once():
     names = [f"s{i}" for i in range(200)]
     planner = a_planner(a_mix(sources=names, rows=200, pack={"lookahead_rows": 0}))
     planner.handle(Started())
@@ -110,7 +110,7 @@ def test_of_many_sources_one_that_has_too_little_for_the_first_plan_is_read_on_a
     [{"pack": {"method": "none"}}, {"mix": {"level": "sample"}}],
     ids=["whole", "counted"],
 )
-def test_of_many_sources_whose_samples_are_counted_all_are_read_on_at_once_for_the_first_plan(
+def test_with_many_sources_and_weights_by_sample_all_are_read_on_for_the_first_plan(
     settings,
 ):
     names = [f"s{i}" for i in range(200)]
@@ -130,7 +130,7 @@ def test_of_many_sources_whose_samples_are_counted_all_are_read_on_at_once_for_t
 
 
 @pytest.mark.parametrize(("steps_known", "is_lacked"), [(2, True), (3, False)])
-def test_it_says_of_what_it_asks_for_whether_it_can_plan_without(steps_known, is_lacked):
+def test_a_read_says_whether_the_next_plan_waits_for_it(steps_known, is_lacked):
     first = of_kind(a_planner(a_small_mix()).handle(Started()), ReadAhead)
 
     _, commands = a_running_planner(lengths=(10,) * 2 * steps_known)
@@ -234,7 +234,7 @@ def test_it_waits_for_the_slowest_rank():
     assert steps_of(planner.handle(StepTaken(step=0, dp_rank=0))) == [2]
 
 
-def test_what_ranks_of_a_constructor_took_is_heard_of_all_of_them_in_one_message():
+def test_one_message_tells_what_all_ranks_of_a_constructor_took():
     planner, _ = a_running_planner(dp=3)
 
     assert planner.handle(StepsTaken(steps={(0, 0): 0, (2, 0): 1})) == ()
@@ -276,7 +276,7 @@ def test_what_was_taken_by_all_is_released_and_samples_still_carried_are_kept():
     assert of_kind(commands, ReleaseSamples) == [ReleaseSamples(floors={0: 1})]
 
 
-def test_what_is_released_where_no_plan_follows_is_told_at_once():
+def test_a_release_without_plans_is_told_at_once():
     planner, _ = a_running_planner([10] * 4)
 
     commands = planner.handle(StepTaken(step=0, dp_rank=0))
@@ -286,7 +286,7 @@ def test_what_is_released_where_no_plan_follows_is_told_at_once():
     assert len(of_kind(commands, ReleaseSamples)) == 1
 
 
-def test_with_what_it_lets_go_of_it_tells_which_source_rises_and_from_where_it_is_seen():
+def test_a_release_tells_which_source_rises_and_when():
     stages = [
         {"from_step": 0, "weights": {"web": 1}},
         {"from_step": 40, "weights": {"web": 1, "code": 3}},
@@ -346,7 +346,7 @@ def test_the_number_of_steps_ends_the_data():
     assert steps_of(planner.handle(StepTaken(step=0, dp_rank=0))) == []
 
 
-def test_what_is_found_once_every_step_is_planned_ends_nothing():
+def test_a_fault_that_is_found_once_every_step_is_planned_ends_nothing():
     planner = a_planner(epoch=[3, 3], num_steps=0)
     planner.handle(Started())
 
@@ -469,7 +469,7 @@ def test_a_source_that_gives_nothing_usable_is_refused(lengths, pack):
         planner.handle(report(lengths))
 
 
-def test_a_source_of_which_a_split_draws_nothing_is_refused_with_the_share():
+def test_a_source_whose_split_is_empty_is_refused_with_its_share():
     planner = a_planner(a_small_mix(splits={"eval": 0.999}), epoch=[100])
     planner.handle(Started())
 
@@ -517,7 +517,7 @@ def test_a_state_that_is_not_held_is_a_state_error(step):
         planner.state_at(step)
 
 
-def test_steps_of_the_planner_after_it_count_as_the_last_of_its_own():
+def test_a_step_of_a_later_planner_counts_as_the_last_of_this_ones_own():
     """Of a planner that is believed dead and lives: it goes on from its own last state until the journal refuses it."""
     planner, _ = a_running_planner()
 

@@ -23,15 +23,15 @@ def source(tmp_path):
 
 def test_a_source_stands_at_the_rest_of_a_block_whose_files_are_not_read_again(source, tmp_path):
     # Blocks of three units, of 8 records each.
-    assert [source.stand_at(at, at + 1) for at in (30, 125, 7)] == [48, 144, 24]
+    assert [source.decode_ahead(at, at + 1) for at in (30, 125, 7)] == [48, 144, 24]
     expected = source.read(7, 24).tokens.values_V.tolist()
     for shard in tmp_path.glob("*.jsonl"):
         shard.unlink()
 
-    assert source.stand_at(23, 24) == 24
+    assert source.decode_ahead(23, 24) == 24
     assert source.read(7, 24).tokens.values_V.tolist() == expected
     with pytest.raises(IntegrityError, match="gone"):
-        source.stand_at(24, 25)
+        source.decode_ahead(24, 25)
 
 
 def test_a_source_stands_at_two_blocks_and_decodes_neither_again_whichever_is_read_first(
@@ -39,13 +39,13 @@ def test_a_source_stands_at_two_blocks_and_decodes_neither_again_whichever_is_re
 ):
     expected = source.read(20, 48).tokens.values_V.tolist()
     # The second is at hand already; up to the end of the one behind it, which is not decoded.
-    assert source.stand_at(20, 60) == 48
+    assert source.decode_ahead(20, 60) == 48
     for shard in tmp_path.glob("*.jsonl"):
         shard.unlink()
 
     later = source.read(30, 48).tokens.values_V.tolist()
     assert source.read(20, 30).tokens.values_V.tolist() + later == expected
-    assert source.stand_at(24, 48) == 48
+    assert source.decode_ahead(24, 48) == 48
     with pytest.raises(IntegrityError, match="gone"):
         source.read(20, 24)
 
@@ -53,9 +53,9 @@ def test_a_source_stands_at_two_blocks_and_decodes_neither_again_whichever_is_re
 def test_a_block_that_is_neither_of_the_two_takes_the_place_of_both(source):
     memory = BlockMemory()
     source.share(memory)
-    source.stand_at(20, 21)
+    source.decode_ahead(20, 21)
     one = memory.used_bytes
-    source.stand_at(20, 60)
+    source.decode_ahead(20, 60)
     two = memory.used_bytes
 
     source.read(48, 50)

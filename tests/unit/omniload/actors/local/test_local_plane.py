@@ -33,7 +33,7 @@ class FakePlane:
     def activity_of(self, name):
         return Activity(name)
 
-    def resized(self, asked):
+    def resize(self, asked):
         self.world = self.world.followed_by(dp=asked.dp, step=asked.step)
         return self.world
 
@@ -48,7 +48,7 @@ class FakePlane:
         self.keys.discard(key)
 
 
-def test_a_rank_whose_new_number_another_one_has_is_what_it_was():
+def test_a_resize_to_a_number_that_another_rank_has_leaves_the_rank_as_it_was():
     others = (1, 0, 0)
     plane = FakePlane(held=others)
     handle = LocalHandle(plane, 1, 0, None)
@@ -70,7 +70,7 @@ class BuiltForOthers:
     def has(self, step, generation=0):
         return generation == 0
 
-    def built(self, step, dp_rank, cp_rank, generation):
+    def take_built(self, step, dp_rank, cp_rank, generation):
         return object() if self.has(step, generation) else None
 
     def wait(self, step, timeout_s, generation=0):
@@ -80,7 +80,7 @@ class BuiltForOthers:
         raise AssertionError("it waits without a limit")
 
 
-def test_a_step_that_is_built_for_the_ranks_of_before_is_waited_for_with_a_limit():
+def test_a_resized_rank_waits_with_a_limit_for_a_step_that_is_built_for_the_earlier_ranks():
     plane = FakePlane(held=(7, 7, 7))
     plane.constructor, plane.board = BuiltForOthers(), MemoryBoard()
     plane.check = lambda: None
@@ -93,7 +93,7 @@ def test_a_step_that_is_built_for_the_ranks_of_before_is_waited_for_with_a_limit
         handle.take(5, 0.01)
 
 
-def test_a_rank_that_is_another_one_gives_its_old_number_back():
+def test_a_resized_rank_frees_its_old_number():
     plane = FakePlane(held=(7, 7, 7))
     handle = LocalHandle(plane, 1, 0, None)
 
@@ -116,7 +116,7 @@ def built():
     return plane.constructor, LocalHandle(plane, 0, 0, None)
 
 
-def test_a_batch_that_is_looked_at_before_its_turn_is_given_as_it_is_taken(built):
+def test_a_lent_batch_is_given_when_it_is_taken_if_its_plan_still_holds(built):
     constructor, handle = built
 
     looked_at = handle.lent(0, 1.0)
@@ -128,7 +128,7 @@ def test_a_batch_that_is_looked_at_before_its_turn_is_given_as_it_is_taken(built
     assert constructor.fence((0, 2)) == 1
 
 
-def test_a_batch_that_was_looked_at_and_taken_back_comes_anew(built):
+def test_a_lent_batch_whose_plan_was_taken_back_is_replaced_by_another(built):
     constructor, handle = built
     looked_at = handle.lent(0, 1.0)
 
@@ -139,7 +139,7 @@ def test_a_batch_that_was_looked_at_and_taken_back_comes_anew(built):
     assert (batch.step, batch is looked_at) == (0, False)
 
 
-def test_a_batch_that_is_withheld_by_now_is_not_looked_at(built):
+def test_a_withheld_batch_is_not_lent(built):
     constructor, handle = built
     constructor.fence((0, 1))
 

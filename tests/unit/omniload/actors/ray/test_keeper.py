@@ -62,7 +62,9 @@ class FakeCrew:
         )
 
     def actor(self):
-        return SimpleNamespace(stay=Method(), process=Method(), open=Method(), stand_at=Method())
+        return SimpleNamespace(
+            stay=Method(), process=Method(), open=Method(), decode_ahead=Method()
+        )
 
     def holding(self, _role):
         return self.planner
@@ -180,7 +182,7 @@ def test_a_plane_is_whole_once_its_shadow_has_at_hand_what_it_would_begin_with()
     keeper = Keeper(made, Roster(roles={"loader-0": 1}), Shadows(made), Gate(), None)
     keeper.begin()
     made.planner.outstanding.asked.get(timeout=LIMIT_S).set_result(TakeOver(ranges={0: (3, 9)}))
-    decoded = made.actors[Member("loader-0", 1)].stand_at.asked.get(timeout=LIMIT_S)
+    decoded = made.actors[Member("loader-0", 1)].decode_ahead.asked.get(timeout=LIMIT_S)
     before = keeper.is_whole()
 
     decoded.set_result(None)

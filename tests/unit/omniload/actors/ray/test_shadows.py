@@ -36,7 +36,7 @@ def crew():
         planner=planner,
         holding=lambda _role: planner,
         sources_of={"loader-0": (0, 1), "loader-1": (2,)},
-        actors={member: SimpleNamespace(stand_at=Method()) for member in (ONE, OTHER)},
+        actors={member: SimpleNamespace(decode_ahead=Method()) for member in (ONE, OTHER)},
     )
 
 
@@ -53,7 +53,7 @@ def test_each_shadow_is_told_of_its_own_sources(crew, leader):
 
     crew.planner.outstanding.answers[0].set_result(OUTSTANDING)
 
-    first, second = (crew.actors[member].stand_at for member in (ONE, OTHER))
+    first, second = (crew.actors[member].decode_ahead for member in (ONE, OTHER))
     assert first.asked == [TakeOver(ranges={0: (3, 9), 1: (4, 9)}, without={1: (4, (7,))})]
     assert second.asked == [TakeOver(ranges={2: (5, 9)})]
 
@@ -73,17 +73,17 @@ def test_they_are_told_once_a_second_and_at_once_where_one_is_new(crew, leader):
 
 
 def test_a_shadow_that_decodes_is_told_nothing_more_until_it_has(crew, leader):
-    stand_at = crew.actors[ONE].stand_at
+    decode_ahead = crew.actors[ONE].decode_ahead
     for now_s in (0.0, 1.0, 2.0):
         leader.lead([ONE], now_s)
         crew.planner.outstanding.answers[-1].set_result(OUTSTANDING)
-    assert len(stand_at.asked) == 1
+    assert len(decode_ahead.asked) == 1
 
-    stand_at.answers[0].set_result(None)
+    decode_ahead.answers[0].set_result(None)
     leader.lead([ONE], 3.0)
     crew.planner.outstanding.answers[-1].set_result(OUTSTANDING)
 
-    assert len(stand_at.asked) == 2
+    assert len(decode_ahead.asked) == 2
 
 
 def test_a_planner_that_has_not_answered_is_not_asked_again_and_one_that_is_lost_is(crew, leader):
@@ -103,7 +103,7 @@ def test_shadows_are_there_once_each_has_decoded_and_a_new_one_is_not(crew, lead
     crew.planner.outstanding.answers[0].set_result(OUTSTANDING)
     assert not leader.have_decoded([ONE])
 
-    crew.actors[ONE].stand_at.answers[0].set_result(None)
+    crew.actors[ONE].decode_ahead.answers[0].set_result(None)
 
     assert leader.have_decoded([ONE])
     assert not leader.have_decoded([ONE, OTHER])
@@ -115,11 +115,11 @@ def test_a_shadow_that_took_over_or_ended_meanwhile_is_told_nothing_and_counts_n
     leader.lead([ONE], 0.0)
     leader.lead([], 0.25)
     crew.planner.outstanding.answers[0].set_result(OUTSTANDING)
-    assert crew.actors[ONE].stand_at.asked == []
+    assert crew.actors[ONE].decode_ahead.asked == []
 
     leader.lead([OTHER], 1.25)
     crew.planner.outstanding.answers[1].set_result(OUTSTANDING)
-    crew.actors[OTHER].stand_at.answers[0].set_exception(UnavailableError("it has ended"))
+    crew.actors[OTHER].decode_ahead.answers[0].set_exception(UnavailableError("it has ended"))
 
     assert not leader.have_decoded([OTHER])
 
@@ -131,22 +131,22 @@ def test_a_shadow_whose_role_is_retired_before_the_planner_answers_is_told_nothi
 
     crew.planner.outstanding.answers[0].set_result(OUTSTANDING)
 
-    assert len(crew.actors[ONE].stand_at.asked) == 1
-    assert other.stand_at.asked == []
+    assert len(crew.actors[ONE].decode_ahead.asked) == 1
+    assert other.decode_ahead.asked == []
 
 
 def test_a_fault_is_said_once_and_not_brought_about_at_every_turn(crew, leader, caplog):
-    stand_at = crew.actors[ONE].stand_at
+    decode_ahead = crew.actors[ONE].decode_ahead
     for now_s in (0.0, 1.0, 2.0):
         leader.lead([ONE], now_s)
         crew.planner.outstanding.answers[-1].set_result(OUTSTANDING)
-        if not stand_at.answers[-1].done():
-            stand_at.answers[-1].set_exception(StateError("a fault"))
+        if not decode_ahead.answers[-1].done():
+            decode_ahead.answers[-1].set_exception(StateError("a fault"))
     for now_s in (3.0, 4.0):
         leader.lead([ONE], now_s)
         crew.planner.outstanding.answers[-1].set_exception(StateError("no such step"))
 
-    assert len(stand_at.asked) == 1
+    assert len(decode_ahead.asked) == 1
     assert [record.getMessage() for record in caplog.records] == [
         "loader-0+1 has not decoded ahead: a fault",
         "shadows stay where they are: no such step",

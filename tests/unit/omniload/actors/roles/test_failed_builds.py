@@ -44,7 +44,7 @@ def fail(shell, *orders):
         each.set_exception(ERROR)
 
 
-def test_what_fails_to_be_built_beside_a_question_is_its_answer_or_that_of_all_behind_it(shell):
+def test_a_failed_build_answers_the_question_beside_it_or_every_later_one(shell):
     """Any of these answers may be lost on its way, and the planner then asks again with what it had heard."""
     building = Future()
 
@@ -57,7 +57,7 @@ def test_what_fails_to_be_built_beside_a_question_is_its_answer_or_that_of_all_b
             shell.told_beside(BUILT, an_order(5, heard=heard))
 
 
-def test_the_first_failure_of_the_ranks_of_now_is_told_until_there_are_others(shell):
+def test_the_first_failure_of_the_present_ranks_is_told_until_there_are_other_ranks(shell):
     shell.build((), RanksServed(dp_ranks=(0,), generation=1))
     shell.taken(3, 0, generation=1)
     of_before, of_now, behind_it = Future(), Future(), Future()
@@ -82,7 +82,7 @@ EDITIONS = [(Edition(turn=1, since=9), False), (Edition(life=1, since=6), True)]
 
 @pytest.mark.parametrize(("edition", "stands"), EDITIONS)
 @pytest.mark.parametrize("comes", ["before", "late"])
-def test_a_failure_stands_where_its_plan_is_not_told_again(shell, edition, stands, comes):
+def test_a_failure_is_told_until_an_edition_replaces_its_plan(shell, edition, stands, comes):
     building = Future()
     shell.told_beside(building, an_order(4))
     turn = RanksServed(dp_ranks=(0,), edition=edition)
@@ -99,7 +99,7 @@ def test_a_failure_stands_where_its_plan_is_not_told_again(shell, edition, stand
         assert shell.told(0, turn.number)[0] == 1
 
 
-def test_a_question_that_is_before_its_plans_hears_of_no_failure_that_they_end(shell):
+def test_a_question_that_overtakes_its_plans_hears_of_no_failure_that_they_end(shell):
     """The planner has heard of it and passed it over; what it asks then may overtake the plans that it tells."""
     fail(shell, an_order(4))
     turn = RanksServed(dp_ranks=(0,), edition=Edition(turn=1, since=4))
@@ -110,7 +110,7 @@ def test_a_question_that_is_before_its_plans_hears_of_no_failure_that_they_end(s
     assert shell.told(1, turn.number)[0] == 1
 
 
-def test_a_failure_of_plans_that_the_question_is_older_than_is_told_again(shell):
+def test_a_failure_of_newer_plans_than_the_question_is_told_and_told_again(shell):
     """The planner passes an answer to such a question over, as of plans before, and asks once more."""
     edition = Edition(turn=1, since=4)
     order = an_order(4, edition=edition)

@@ -55,7 +55,7 @@ class AnOpening:
         tokens = Ragged.of([[7]] * (stop - start))
         return SampleBlock(table=a_table(lengths, start=start), tokens=tokens)
 
-    def stand_at(self, start, stop, without):
+    def decode_ahead(self, start, stop, without):
         """Decode blocks of ten records: that of ``start``, and the next one."""
         type(self).answer(self.number, start, without)
         end = start // 10 * 10 + 10
@@ -101,7 +101,7 @@ def test_a_loader_that_takes_over_reads_its_sources_beside_each_other(a_shell):
 
 
 @pytest.mark.parametrize("waits_s", [0.05, WITHIN_S])
-def test_who_has_a_loader_take_over_may_wait_for_what_it_reads_and_no_longer(a_shell, waits_s):
+def test_a_take_over_waits_for_its_reads_no_longer_than_it_is_told(a_shell, waits_s):
     goes_on = threading.Event()
     if waits_s == WITHIN_S:
         goes_on.set()
@@ -119,7 +119,7 @@ def test_who_has_a_loader_take_over_may_wait_for_what_it_reads_and_no_longer(a_s
     shell.close()
 
 
-def test_a_source_that_cannot_be_read_again_keeps_no_other_from_it(a_shell, monkeypatch):
+def test_a_take_over_reads_its_other_sources_although_one_cannot_be_read(a_shell, monkeypatch):
     said = Future()
     monkeypatch.setattr(loader_module._LOG, "warning", lambda _, error: said.set_result(str(error)))
     read = queue.SimpleQueue()
@@ -167,7 +167,7 @@ def test_a_range_is_reported_and_held_as_one_however_many_parts_it_is_read_in(a_
     assert len(parts) == again, "what is held is not read again"
 
 
-def test_what_takes_long_is_told_in_parts_and_who_takes_over_reads_on_to_the_end(a_shell, clock):
+def test_a_long_read_is_reported_in_parts_and_a_take_over_reads_to_the_end(a_shell, clock):
     read, done = [], threading.Event()
 
     def answer(source, start, stop):
@@ -194,7 +194,7 @@ def test_a_shadow_decodes_each_source_once_for_all_positions_that_lie_beside_eac
     shell = a_shell(lambda *what: decoded.append(what))
 
     for floor in (3, 4, 12, 13, 2):
-        shell.stand_at(TakeOver(ranges={0: (floor, floor), 1: (0, 4)}))
+        shell.decode_ahead(TakeOver(ranges={0: (floor, floor), 1: (0, 4)}))
 
     assert decoded == [(0, 3, ()), (1, 0, ()), (0, 12, ()), (0, 2, ())]
 
@@ -204,17 +204,17 @@ def test_a_shadow_decodes_the_next_block_before_reads_come_to_it(a_shell):
     shell = a_shell(lambda source, position, _without: decoded.append(position))
 
     # As much again as is known ahead, at first: up to record 9, in the first block.
-    shell.stand_at(TakeOver(ranges={0: (1, 5)}))
+    shell.decode_ahead(TakeOver(ranges={0: (1, 5)}))
     # As far as it came, twice over, where that is more: up to record 8, then 15.
-    shell.stand_at(TakeOver(ranges={0: (4, 6)}))
+    shell.decode_ahead(TakeOver(ranges={0: (4, 6)}))
     assert decoded == [1]
-    shell.stand_at(TakeOver(ranges={0: (6, 9)}))
+    shell.decode_ahead(TakeOver(ranges={0: (6, 9)}))
     assert decoded == [1, 6]
 
     # What it holds reaches up to record 20.
-    shell.stand_at(TakeOver(ranges={0: (8, 12)}))
+    shell.decode_ahead(TakeOver(ranges={0: (8, 12)}))
     assert decoded == [1, 6]
-    shell.stand_at(TakeOver(ranges={0: (12, 16)}))
+    shell.decode_ahead(TakeOver(ranges={0: (12, 16)}))
     assert decoded == [1, 6, 12]
 
 
@@ -223,7 +223,7 @@ def test_a_shadow_leaves_out_shards_where_a_loader_that_takes_over_would(a_shell
     shell = a_shell(lambda *what: decoded.append(what))
 
     without = {0: (5, (2,)), 1: (6, (3,))}
-    shell.stand_at(TakeOver(ranges={0: (5, 40), 1: (5, 40)}, without=without))
+    shell.decode_ahead(TakeOver(ranges={0: (5, 40), 1: (5, 40)}, without=without))
 
     assert decoded == [(0, 5, (2,)), (1, 5, ())]
 
@@ -238,11 +238,11 @@ def test_a_source_that_cannot_be_decoded_is_passed_over_and_tried_again_later(a_
 
     shell = a_shell(answer)
     for floor in (0, 500, 1023):
-        shell.stand_at(TakeOver(ranges={0: (floor, 2000), 1: (7, 9)}))
+        shell.decode_ahead(TakeOver(ranges={0: (floor, 2000), 1: (7, 9)}))
     assert decoded == [7]
 
     AnOpening.answer = staticmethod(lambda _source, position, _without: decoded.append(position))
-    shell.stand_at(TakeOver(ranges={0: (1024, 2000), 1: (7, 9)}))
+    shell.decode_ahead(TakeOver(ranges={0: (1024, 2000), 1: (7, 9)}))
 
     assert decoded == [7, 1024]
 
@@ -251,9 +251,9 @@ def test_a_shadow_decodes_nothing_of_sources_that_it_has_not_open_nor_once_it_is
     decoded = []
     shell = a_shell(lambda *what: decoded.append(what))
 
-    shell.stand_at(TakeOver(ranges={7: (0, 9)}))
+    shell.decode_ahead(TakeOver(ranges={7: (0, 9)}))
     shell.close()
-    shell.stand_at(TakeOver(ranges={0: (0, 9)}))
+    shell.decode_ahead(TakeOver(ranges={0: (0, 9)}))
 
     assert decoded == []
 
@@ -266,8 +266,8 @@ def test_a_shadow_that_takes_over_decodes_nothing_more_ahead(a_shell):
         shell.take_over(TakeOver(ranges={}))
 
     shell = a_shell(answer)
-    shell.stand_at(TakeOver(ranges={0: (3, 40), 1: (0, 9)}))
-    shell.stand_at(TakeOver(ranges={1: (0, 9)}))
+    shell.decode_ahead(TakeOver(ranges={0: (3, 40), 1: (0, 9)}))
+    shell.decode_ahead(TakeOver(ranges={1: (0, 9)}))
     shell.close()
 
     assert decoded == [(0, 3)]
@@ -276,11 +276,11 @@ def test_a_shadow_that_takes_over_decodes_nothing_more_ahead(a_shell):
 def test_a_source_that_was_dropped_and_opened_anew_is_decoded_again(a_shell):
     decoded = []
     shell = a_shell(lambda source, position, _without: decoded.append((source, position)))
-    shell.stand_at(TakeOver(ranges={0: (3, 5)}))
+    shell.decode_ahead(TakeOver(ranges={0: (3, 5)}))
 
     shell.drop([0])
     shell.open_more([0], a_mix())
-    shell.stand_at(TakeOver(ranges={0: (4, 5)}))
+    shell.decode_ahead(TakeOver(ranges={0: (4, 5)}))
 
     assert decoded == [(0, 3), (0, 4)]
 
@@ -288,7 +288,7 @@ def test_a_source_that_was_dropped_and_opened_anew_is_decoded_again(a_shell):
 OUTAGES = (UnavailableError("outage 0"), UnavailableError("outage 1"), UnavailableError("outage 2"))
 
 
-def test_a_loader_that_follows_opens_its_sources_once_their_store_answers(
+def test_a_replacement_of_a_loader_opens_its_sources_once_their_store_answers(
     a_shell, clock, monkeypatch
 ):
     monkeypatch.setattr(AnOpening, "refusals", OUTAGES[:2])
@@ -298,7 +298,7 @@ def test_a_loader_that_follows_opens_its_sources_once_their_store_answers(
     assert clock.slept_s == [0.1, 0.2]
 
 
-def test_a_loader_that_follows_gives_up_on_a_store_that_goes_on_refusing(
+def test_a_replacement_of_a_loader_gives_up_on_a_store_that_goes_on_refusing(
     a_shell, clock, monkeypatch
 ):
     monkeypatch.setattr(AnOpening, "refusals", OUTAGES)

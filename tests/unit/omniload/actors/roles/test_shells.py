@@ -107,12 +107,12 @@ def test_what_is_laid_out_for_ranks_that_are_gone_by_then_is_dropped():
     assert not shell.has(2, generation=1)
 
 
-def test_a_step_that_is_built_for_the_ranks_of_before_is_none_of_the_next():
+def test_a_step_that_is_built_for_the_earlier_ranks_is_not_given_to_later_ones():
     shell, why = a_shell(), UnavailableError("the journal is full")
     shell.build([a_plan([[A]], step=2)])
 
     assert shell.has(2)
-    assert shell.built(2, 0, 0, generation=1) is None
+    assert shell.take_built(2, 0, 0, generation=1) is None
     assert not shell.has(2, generation=1)
     shell.fail(why)  # before it hears of the next ranks
     with pytest.raises(UnavailableError) as caught:
@@ -158,7 +158,7 @@ def test_a_step_that_every_rank_has_meanwhile_is_not_built_again():
     assert not shell.has(3)
 
 
-def test_another_loader_is_asked_for_what_one_lacks_that_was_believed_dead():
+def test_samples_that_a_replaced_loader_lacks_are_asked_of_the_one_in_its_place():
     serving = ["loader-0"]
     fetch, asked = a_fetch_that_lacks(1, lambda: serving.append(serving.pop() + "+1"))
     machine = DataConstructor(dp_ranks=[0], names=["web", "code"], row_length=8)
@@ -577,7 +577,7 @@ def test_a_change_of_a_constructor_that_does_not_answer_holds_behind_what_is_pla
     assert constructor.editions[-1] == Edition(turn=1, since=3)
 
 
-def test_a_change_that_is_refused_has_what_was_withheld_given_out():
+def test_withheld_steps_are_given_out_once_a_change_is_refused():
     constructor = GivenTo(1)
     shell = steps_ahead_of(constructor)
 
@@ -628,7 +628,7 @@ class TellingConstructor(FakeConstructor):
         """Nor is the end."""
 
 
-def test_what_ranks_tell_is_asked_for_with_the_plans_that_follow_or_at_once_where_none_do():
+def test_constructors_are_asked_what_ranks_tell_with_the_next_plans_or_at_once_without_any():
     ahead = {"pack": {"lookahead_rows": 0}, "runtime": {"prefetch_steps": 2}}
     mix = a_mix(sources=["web"], rows=2, length=10, micro_rows=1, **ahead)
     constructors = [TellingConstructor(0), TellingConstructor(1)]
@@ -663,7 +663,7 @@ def test_what_ranks_tell_is_asked_for_with_the_plans_that_follow_or_at_once_wher
     shell.close()
 
 
-def test_a_failure_to_build_for_ranks_that_are_gone_is_nobodys_and_the_question_is_put_again():
+def test_a_failure_to_build_for_ranks_that_are_gone_is_dropped_and_the_question_put_again():
     constructor, answers = TellingConstructor(0), []
     links = ConstructorLinks([constructor], lambda _, done: answers.append(done), print)
     world = World(tree=ClientPlaceTree.of(dp=1), generation=1)

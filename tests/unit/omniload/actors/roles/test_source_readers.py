@@ -110,7 +110,7 @@ def test_readers_for_a_coming_step_are_started_before_it_and_it_is_told_for_whic
     assert "web is read by 2 from now on: from step 100 on its share is 60%" in caplog.text
 
 
-def test_of_readers_that_were_never_started_as_of_a_shadow_nothing_is_told(a_loader):
+def test_readers_that_were_never_started_have_no_figures(a_loader):
     loader = a_loader(3)
 
     loader.its.look()
@@ -119,7 +119,7 @@ def test_of_readers_that_were_never_started_as_of_a_shadow_nothing_is_told(a_loa
     assert Reading.in_figures(loader.activity.figures.read()) == {}
 
 
-def test_a_number_that_the_mix_gives_stays_and_one_of_one_is_the_source_itself(a_loader):
+def test_a_number_of_readers_in_the_mix_is_kept_and_a_single_one_is_the_source_itself(a_loader):
     loader = a_loader(2, web=2)
     loader.reads(200, share=1.0)
 
@@ -129,7 +129,7 @@ def test_a_number_that_the_mix_gives_stays_and_one_of_one_is_the_source_itself(a
     assert not hasattr(alone.source, "divide")
 
 
-def test_a_loader_that_reads_alone_as_readers_were_lost_again_and_again_tells_of_it(
+def test_a_loader_whose_readers_are_lost_again_and_again_reads_alone_and_says_so(
     a_loader, monkeypatch
 ):
     loader = a_loader(2, web=2)

@@ -108,7 +108,7 @@ def test_a_read_that_begins_with_decoding_goes_on_to_the_end_of_its_range():
     assert found.table.stop == 400
 
 
-def test_what_lies_before_a_damaged_block_is_read_to_its_last_record():
+def test_records_before_a_damaged_block_are_read_to_the_last_one():
     reading = Reading(1e-5, damaged=(7,))
     parts = PartReads(reading.clock)
 
@@ -123,7 +123,7 @@ def test_what_lies_before_a_damaged_block_is_read_to_its_last_record():
         parts.read(700, 3000, reading.read, reading.block_stop)
 
 
-def test_what_lies_behind_a_damaged_block_is_read_as_ever():
+def test_records_after_a_damaged_block_are_read():
     reading = Reading(1e-5, damaged=(7,))
     parts = PartReads(reading.clock)
     with pytest.raises(IntegrityError):

@@ -391,7 +391,7 @@ def test_a_process_that_ends_without_closing_its_rank_waits_for_the_call_that_is
     assert handle.leave(1.0)
 
 
-def test_a_rank_whose_new_number_another_one_has_is_what_it_was(handle, tmp_path):
+def test_a_resize_to_a_number_that_another_rank_has_leaves_the_rank_as_it_was(handle, tmp_path):
     others = claim_rank(tmp_path, f"{rank_name(0, 0, 1)} of 1")
 
     with pytest.raises(StateError, match="has a handle already"):
