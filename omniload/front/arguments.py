@@ -112,8 +112,8 @@ def steps_of(steps: object) -> int | None:
         return None
     if isinstance(steps, bool) or not isinstance(steps, Integral) or int(steps) < 1:
         raise ConfigError(
-            f"steps is {steps!r}; give the step to end before as a whole number of at least 1, or None for the "
-            "end of the data"
+            f"steps is {steps!r}; give the number of steps that the run has from its beginning, at least 1, or None "
+            "to go on to the end of the data"
         )
     return int(steps)
 

@@ -33,33 +33,33 @@ __all__ = ["MixFacts", "kept_in", "spec_of", "text_as_run", "with_settings"]
 Runtime = Literal["auto", "local", "ray"]
 _LOG = get_logger(__name__)
 _IN_ITS_PLACE = {
-    "batch_size": "a step has batch.tokens of the mix, in parts of micro_tokens",
-    "collate_fn": "pack of the mix makes the rows; labels= and arrays= say their form",
-    "drop_last": "mix.stop of the mix says how a run ends",
-    "epochs": "steps= bounds a run, or amounts of the mix say epochs of each source",
-    "num_workers": "loaders and readers say how many read",
+    "collate_fn": "pack in the mix file says how rows are made, labels= and arrays= what a batch holds",
+    "drop_last": "mix.stop in the mix file says how a run ends",
+    "epochs": "steps= limits a run; mix.amounts in the mix file gives each source its epochs",
+    "num_workers": "loaders= and readers= set how many processes read",
     "pin_memory": "device='cuda' copies batches from pinned memory",
-    "prefetch_factor": "prefetch_steps says how many steps are built ahead",
-    "sampler": "each rank gets samples of its own, as weights of the mix say",
-    "shuffle": "each source of the mix has a shuffle",
+    "prefetch_factor": "prefetch_steps= sets how many steps are built ahead",
+    "sampler": "each rank gets samples of its own, by the weights in the mix file",
+    "shuffle": "shuffle in the mix file sets the order of each source",
     **dict.fromkeys(
         ("seq_len", "seq_length", "sequence_length", "max_seq_len", "max_length", "block_size"),
-        "length= is that of a row, pack.length of the mix",
+        "length= sets the tokens of a row (pack.length in the mix file)",
     ),
     **dict.fromkeys(
-        ("global_batch_size", "micro_batch_size", "gradient_accumulation_steps"),
-        "batch_tokens= is a step of all ranks, batch_micro_tokens= the most of a microbatch; a loop over "
-        "batch.microbatches accumulates",
+        ("batch_size", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps"),
+        "batch_tokens= sets the tokens of a step over all ranks, batch_micro_tokens= the most of a microbatch; to "
+        "accumulate gradients, loop over batch.microbatches",
     ),
     **dict.fromkeys(
         ("resume", "resume_from", "resume_from_checkpoint", "state_dict"),
         "state= takes what state_dict() returned",
     ),
     **dict.fromkeys(
-        ("weights", "probabilities", "proportions"), "weights stand in stages of the mix"
+        ("weights", "probabilities", "proportions"),
+        "weights are set in mix.stages of the mix file",
     ),
 }
-"""What stands in the place of keywords that other loaders and trainers have."""
+"""What to use in place of keywords that other loaders and trainers have, by keyword."""
 _OF_OPEN = (
     "mesh",
     "rank",

@@ -300,7 +300,8 @@ class MixConfig(StrictModel):
         texts = [name for name, source in self.sources.items() if source.holds_text]
         if texts and self.tokenizer is None:
             yield fault_at(
-                f"sources.{texts[0]} holds text and there is no tokenizer; add a tokenizer",
+                f"sources.{texts[0]} holds text and there is no tokenizer; add one, such as "
+                "tokenizer: {type: bytes}",
                 *("sources", texts[0]),
             )
 

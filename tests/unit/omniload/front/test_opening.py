@@ -28,7 +28,7 @@ MIX = {
 
 @pytest.mark.parametrize("steps", [0, -1, 3.0, "3", True])
 def test_steps_that_are_no_number_of_steps_are_refused(steps):
-    with pytest.raises(ConfigError, match=r"^steps is .*; give the step to end before"):
+    with pytest.raises(ConfigError, match=r"^steps is .*; give the number of steps"):
         omniload.open(MIX, steps=steps)
 
 

@@ -69,7 +69,7 @@ def test_every_keyword_of_open_that_is_no_setting_is_among_those():
 
 def test_a_keyword_of_torchs_loader_is_told_with_what_stands_in_its_place():
     with pytest.raises(
-        ConfigError, match=r"called 'batch_size'; a step has batch\.tokens of the mix"
+        ConfigError, match=r"called 'batch_size'; batch_tokens= sets the tokens of a step"
     ):
         with_settings(a_mix(), {"batch_size": 8})
     # Near to 'memory', which is a setting and no answer.
