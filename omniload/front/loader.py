@@ -64,7 +64,7 @@ def _end_dropped(pid: int, stack: ExitStack) -> None:
 
 
 class Loader:
-    """Batches of one rank in step order; torch's ``Stateful``.
+    """Gives one rank its batches in step order, and the state to resume from; fits torch's ``Stateful``.
 
     Its state covers the batches handed out, whatever was prefetched after them, and is the same for any number of
     ranks. Load it on every rank, before or during iteration.
@@ -90,7 +90,7 @@ class Loader:
         """Names of the sources; ``source_ids`` are indices into this list."""
         tags = facts.tags
         self.source_tags = () if tags is None else tuple(tags.get(name, {}) for name in facts.names)
-        """Tags of each source, in the order of ``source_names``; after ``join``, from the first batch on."""
+        """Tags of each source, in the order of ``source_names``; after ``join``, known from the first batch on."""
         self.vocab_size = facts.vocab_size
         """Number of tokens of the tokenizer; ``None`` for a mix of token columns alone."""
         self.run_dir = None if notes is None else notes.run_dir
@@ -124,7 +124,7 @@ class Loader:
         self._open_once()
 
     def next_batch(self, timeout: float | None = None) -> TrainingBatch | None:
-        """Return the next batch, ``None`` when the data has ended.
+        """Return the next batch; ``None`` once the data or the steps of the run have ended.
 
         Args:
             timeout: Longest wait in seconds; ``None`` for the mix's ``runtime.batch_timeout``.
@@ -355,8 +355,8 @@ class Loader:
             stack.close()
 
     def __len__(self) -> int:
-        """Return the batches from where it was opened to ``steps``, however many were handed out since."""
-        # One that counts too many has Lightning wait for a last batch that never comes.
+        """Return the number of batches from where it was opened to ``steps``, however many were handed out since."""
+        # A count that is too high would have Lightning wait for a last batch that never comes.
         num_steps = self._facts.num_steps
         if num_steps is None or not self._facts.repeats:
             raise TypeError(

@@ -45,7 +45,7 @@ _TORCH = "trainer_integration.loader.torch_arrays"
 _PEERS = "trainer_integration.loader.torch_peers"
 _EXCHANGE = "trainer_integration.loader.torch_exchange"
 _PARTS = {"peers_of": _PEERS, "all_peers": _PEERS, "exchange_of": _EXCHANGE}
-"""Where parts are that are not there."""
+"""Modules of the parts that ``_TORCH`` does not have, by name."""
 _OPENED = itertools.count()
 """Planes that this process has opened or joined: the n-th of every rank is one plane."""
 _WORKERS = 2
@@ -73,12 +73,18 @@ class OpenAlone(OpenClient):
 
 @dataclass(frozen=True, slots=True)
 class OpenTogether(OpenClient):
-    """Opens the plane in rank 0 of a job; every other rank joins it.
+    """Opens the plane in rank 0 of a job; every other rank joins it, or takes its batches from another rank.
 
-    Where all ranks are peers along tp, pp and ep, rank 0 alone takes batches from the plane, which runs as threads of
-    its process. Otherwise, or where the mix says ``runtime.kind: ray``, the plane runs as actors of a Ray cluster.
-    Beside a plane of several ranks that this process has open, as for evaluation, it runs as threads of rank 0, which
-    takes the batches of all ranks and sends the others theirs.
+    A rank has one of four parts::
+
+        plane                             rank 0         other ranks    peers along tp, pp, ep
+        actors of a Ray                   _bring_up      _join          _follow the first of them
+        threads of rank 0: all ranks are
+        peers of it                       _bring_up      _join          _follow
+        threads of rank 0, beside a plane
+        that this process has open        _deal          _follow        _follow
+
+    The last is for an evaluation beside a training: rank 0 takes the batches of all ranks, and sends the others theirs.
     """
 
     spec: PlaneSpec
@@ -89,7 +95,7 @@ class OpenTogether(OpenClient):
 
     @override
     def __call__(self, stack: ExitStack, state: Mapping[str, Json] | None) -> Client:
-        is_beside = self._is_beside(stack)
+        deals = self._deals_beside(stack)
         meeting = Meeting(
             self._rendezvous(),
             f"omniload/{self.launch.attempt}/{next(_OPENED)}",
@@ -97,23 +103,23 @@ class OpenTogether(OpenClient):
             self.place,
             self.timeout_s,
         )
-        role = self._bring_up if self.launch.rank == 0 else self._join
-        if is_beside:
-            role = self._deal if self.launch.rank == 0 else self._follow
+        part = self._bring_up if self.launch.rank == 0 else self._join
+        if deals:
+            part = self._deal if self.launch.rank == 0 else self._follow
         if not self.place.fetches(self.launch.rank):
-            role = self._follow
+            part = self._follow
         try:
-            return role(stack, meeting, replace(self.spec, state=state))
+            return part(stack, meeting, replace(self.spec, state=state))
         # Ctrl-C and exits too: the others would wait until their limit.
         except BaseException as error:
             meeting.fail(error)
             raise
 
-    def _is_beside(self, stack: ExitStack) -> bool:
-        """Tell whether this process has another plane of several ranks open, and rank 0 may deal batches beside it.
+    def _deals_beside(self, stack: ExitStack) -> bool:
+        """Take this process's turn to have a plane of several ranks; tell whether it is taken, so that rank 0 deals.
 
         Raises:
-            StateError: It has, and rank 0 could not send them, or would be what a training waits for.
+            StateError: It is taken, and rank 0 cannot send batches to the others, or would hold up a training.
         """
         mix = self.spec.mix
         try:
@@ -122,16 +128,16 @@ class OpenTogether(OpenClient):
             ends = mix.split != TRAIN or mix.mix.stop == "each_once"
             if ends and group_of_torch() == (self.launch.rank, self.launch.world_size):
                 return True
-            # A Ray of the user's has room for several planes, of which each process may be part.
+            # In a Ray of the user's, a process may be part of several planes.
             if not mix.runtime.address:
                 raise
         return False
 
     def _bring_up(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
-        # Said at the very end: nodes on other hosts live until then.
+        # Called last, as the plane has ended: nodes on other hosts live until then.
         stack.callback(meeting.end)
         if spec.tree.num_buckets("cp") == 1 and spec.mix.runtime.kind != "ray":  # rank 0 asks alone
-            # Peers wait for the note that this posts, though none of them asks the plane.
+            # Peers ask no plane, but wait for the note that this posts.
             meeting.gather(None)
             plane: DataPlane = stack.enter_context(LocalPlane(spec))
             address = None
@@ -146,9 +152,9 @@ class OpenTogether(OpenClient):
             address = ray_plane.address
             handle = plane.handle(self.place.dp_rank, self.place.cp_rank)
         self._invite(meeting, spec, address)
-        # A rank that cannot join fails the job here, as it begins, and not later by a batch that it never takes.
+        # A rank that cannot join fails the job here, at its start, and not later, by a batch that it never takes.
         meeting.wait_until_joined(range(1, self.launch.world_size))
-        client = stack.enter_context(Client(self._shared(handle, meeting)))
+        client = stack.enter_context(Client(self._serving_peers(handle, meeting)))
         # The others' last questions are answered before the plane ends.
         stack.callback(meeting.wait_until_left, range(1, self.launch.world_size))
         return client
@@ -163,7 +169,7 @@ class OpenTogether(OpenClient):
             )
         stack.callback(meeting.end)
         meeting.gather(None)
-        # Before the sources: one that is refused for a variable or a path that is not here is so explained.
+        # Before sources are opened: it explains why one is refused that needs a variable or a path of another process.
         warn_of_own_environment(spec.mix.runtime, os.environ)
         plane = stack.enter_context(LocalPlane(spec))
         self._invite(meeting, spec, None, deals=True)
@@ -176,7 +182,7 @@ class OpenTogether(OpenClient):
             peers_R=self.place.peers_in(self.launch.world_size),
             stages=self._stages(),
         )
-        dealing = FetchingHandle(handles, self._all(meeting), dealt)
+        dealing = FetchingHandle(handles, self._meet_all(meeting), dealt)
         client = stack.enter_context(Client(dealing))
         stack.callback(meeting.wait_until_left, others)
         return client
@@ -212,9 +218,9 @@ class OpenTogether(OpenClient):
         if assigned.head is None and is_detached(spec):
             use_given_token()
             return self._attach(stack, meeting, spec)
-        # Rank 0 asks the plane alone. Its invitation tells whether it deals, or counts other ranks than this one.
+        # Rank 0 alone asks the plane. Its invitation tells whether it deals, or counts other ranks than this one.
         if assigned.head is None:
-            return self._served(stack, meeting, spec)
+            return self._take_from_peer(stack, meeting, spec)
         # A rank that is cut off would leave Ray for as long as its connections are given: two minutes.
         miss_hosts_soon()
         starts_node = assigned.first_of.get(host_id()) == self.launch.rank
@@ -236,7 +242,7 @@ class OpenTogether(OpenClient):
         handle = handle_in(
             invitation.plane, self.place.dp_rank, self.place.cp_rank, is_connected=starts_node
         )
-        return self._joined(stack, meeting, handle)
+        return self._client_of(stack, meeting, handle)
 
     def _attach(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
         """Join the detached plane that rank 0 has attached to."""
@@ -245,24 +251,25 @@ class OpenTogether(OpenClient):
         assert invitation.plane is not None, "a plane of a Ray has an address"
         at = replace(spec, state={"step": invitation.step})
         handle = detached_handle(stack, at, invitation.plane, self.place)
-        return self._joined(stack, meeting, handle)
+        return self._client_of(stack, meeting, handle)
 
-    def _joined(self, stack: ExitStack, meeting: Meeting, handle: RankHandle) -> Client:
-        """Return the client of a rank other than rank 0 that has its handle of the plane."""
+    def _client_of(self, stack: ExitStack, meeting: Meeting, handle: RankHandle) -> Client:
+        """Tell rank 0 that this rank has its handle of the plane; return its client."""
         # Runs after the next callback: a rank has left once its handle is closed.
         stack.callback(meeting.leave)
         stack.callback(handle.close)
         meeting.join()
-        # Before peers meet: all of them make a group of torch at once, or it fails at a limit of its own.
+        # Before peers meet: they make a group of torch, which fails by a limit of its own if one of them comes late.
         meeting.wait_until_joined(self.place.peers[1:])
-        return stack.enter_context(Client(self._shared(handle, meeting)))
+        return stack.enter_context(Client(self._serving_peers(handle, meeting)))
 
     def _follow(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
         """Take batches from the peer that fetches them, or from rank 0 where it deals them."""
         meeting.arrive()
-        return self._served(stack, meeting, spec)
+        return self._take_from_peer(stack, meeting, spec)
 
-    def _served(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
+    def _take_from_peer(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
+        """Return the client of a rank that asks no plane: the one that fetches for it has accepted the invitation."""
         invitation = meeting.invitation()
         self._agree(meeting, invitation, spec.state)
         if not self.place.peers and not invitation.deals:
@@ -273,19 +280,19 @@ class OpenTogether(OpenClient):
         stack.callback(meeting.leave)
         meeting.join()
         if invitation.deals:
-            peers = self._all(meeting)
+            peers = self._meet_all(meeting)
         else:
-            # The note of the fetching rank, or its failure; rank 0 posts none, and has opened the plane by now.
+            # The fetching rank posts that it has joined, or its failure. Rank 0 posts neither: it has opened the plane.
             meeting.wait_until_joined(rank for rank in self.place.peers[:1] if rank)
-            peers = self._peers(meeting)
+            peers = self._meet_peers(meeting)
         handle = FollowingHandle(peers, self.timeout_s, spec.mix.runtime.batch_timeout)
         return stack.enter_context(Client(handle))
 
-    def _shared(self, handle: RankHandle, meeting: Meeting) -> RankHandle:
-        """Return a rank's handle, which serves its peers too where it has some: they have joined."""
+    def _serving_peers(self, handle: RankHandle, meeting: Meeting) -> RankHandle:
+        """Return a handle that also sends each batch to the peers of this rank, where it has any: they have joined."""
         if not self.place.peers:
             return handle
-        return FetchingHandle([handle], self._peers(meeting), Shared(self._routes()))
+        return FetchingHandle([handle], self._meet_peers(meeting), Shared(self._routes()))
 
     def _stages(self) -> tuple[Stage | None, ...]:
         return self.place.stages(self.spec.mix.batch.pipeline)
@@ -293,11 +300,11 @@ class OpenTogether(OpenClient):
     def _routes(self) -> Routes:
         return Routes.among(self._stages(), sliced=self.place.cp_size > 1)
 
-    def _all(self, meeting: Meeting) -> Peers:
+    def _meet_all(self, meeting: Meeting) -> Peers:
         meet: Callable[..., Peers] = torch_part("all_peers")
         return meet(self.launch.rank, meeting.prefix, self.timeout_s)
 
-    def _peers(self, meeting: Meeting) -> Peers:
+    def _meet_peers(self, meeting: Meeting) -> Peers:
         meet: Callable[..., Peers] = torch_part("peers_of")
         lines = [[self.place.peers[peer] for peer in line] for line in self._routes().lines]
         return meet(lines, self.launch.rank, meeting.prefix, self.timeout_s)
