@@ -1,4 +1,4 @@
-"""What one rank uses to get its batches.
+"""The client of a rank: hands out its batches in step order, and gives the state at the trainer's step.
 
 ::
 
@@ -28,22 +28,27 @@ from omniload.machine.messages import ResizeAsked
 __all__ = ["Client"]
 
 _AT_ONCE_S = 0.05
-"""Longest wait for a batch that is said to be ready."""
+"""Longest wait for a batch that its handle says is ready."""
 
 
 class Client:
-    """Batches of one rank, in step order, and the state of the data at the trainer's step boundary."""
+    """Batches of one rank, in step order, and the state of the data before the next one.
+
+    ``next_batch`` is ``wait_for_batch`` and then ``hand_out``. A caller that converts batches, as a loader does, calls
+    the two itself: an error or an interrupt in between leaves the batch the next one.
+    """
 
     def __init__(self, handle: RankHandle) -> None:
         self._handle = handle
         self.next_step = handle.first_step
-        """The step that the next batch belongs to."""
+        """Number of the step that the next batch is of."""
         self.last_wait_s = 0.0
-        """Seconds the last ``next_batch`` waited."""
+        """Seconds that the last ``next_batch`` waited."""
         self._waited_for: int | None = None
         self._peeked: Batch | None = None
+        """Batch of ``next_step``, if the handle has given it already."""
         self._behind: Batch | None = None
-        """One that was peeked at before the one ahead of it was taken back; the handle gives it no second time."""
+        """Batch of the step after ``next_step``, if it was given before ``take_back``: the handle gives each once."""
         self._one_asks = threading.RLock()
 
     def next_batch(self, timeout: float | None = None) -> Batch | None:
@@ -65,18 +70,18 @@ class Client:
         return batch
 
     def wait_for_batch(self, timeout: float | None = None) -> Batch | None:
-        """Return the batch of ``next_step``, which it stays until ``hand_out``; ``None`` when the data has ended.
+        """Return the batch of ``next_step``, again and again until ``hand_out``; ``None`` when the data has ended.
 
         Args:
             timeout: Longest wait in seconds; ``None`` for the mix's ``runtime.batch_timeout``,
-                half an hour unless it says otherwise. After 10 s the log says whom it waits
-                for, and why.
+                half an hour unless it says otherwise. After 10 s the log says which role it
+                waits for, and why.
 
         Raises:
             ConfigError: The timeout is not a finite number above 0.
-            UnavailableError: The time has passed; says who holds the batch up, and why. Call
-                again to go on waiting for the same batch.
-            OmniloadError: The data plane has failed; the cause as it was raised there.
+            UnavailableError: The time has passed; the message says which role holds the batch
+                up, and why. Call again to go on waiting for the same batch.
+            OmniloadError: The data plane has failed; this is the error that was raised there.
         """
         timeout_s = None if timeout is None else wait_of(timeout)
         if timeout is not None and timeout_s is None:
@@ -86,7 +91,7 @@ class Client:
             self._peeked = self._handle.take(self.next_step, timeout_s)
         batch = self._peeked
         self.last_wait_s = time.perf_counter() - began_s
-        # Once of each step: a batch may be waited for before it is asked for.
+        # Once for each step: ``is_at_end`` of a loader waits for a batch before the loop asks for it.
         if self._waited_for != self.next_step:
             self._waited_for = self.next_step
             BATCH_WAIT_SECONDS.observe(self.last_wait_s)
@@ -98,27 +103,21 @@ class Client:
         return batch
 
     def hand_out(self) -> None:
-        """Count the batch that was waited for as handed out.
-
-        The caller has it by then: a wait that ended in an error or was interrupted, or a batch that could not be made
-        what a loop takes, is repeated for the same step.
-        """
+        """Count the batch of ``next_step`` as handed out; call this once the trainer can have it."""
         self._handle.taken(self.next_step)
         # In one line: an interrupt comes before both or behind both.
         self.next_step, self._peeked, self._behind = self.next_step + 1, self._behind, None
 
     def take_back(self, batch: Batch) -> None:
-        """Have the batch that was handed out last be the next one again: its caller never had it."""
+        """Make the batch that was handed out last the next one again, because its caller never got it."""
         if self.next_step == batch.step + 1:
             self.next_step, self._peeked, self._behind = batch.step, batch, self._peeked
 
     def peek(self) -> Batch | None:
         """Return the batch that ``next_batch`` will return, if it is ready; it is not handed out.
 
-        Another one comes where its plan is taken back before that, for a change of the mix.
-
-        A failure is left to ``next_batch``, which raises it to whoever needs the batch. While another thread is in
-        that, nothing is seen: the batch is its own.
+        If a change of the mix takes its plan back first, ``next_batch`` returns another one. A failure of the plane is
+        left to ``next_batch``, too. While another thread is in ``next_batch``, this returns ``None``.
         """
         if not self._one_asks.acquire(blocking=False):
             return None
@@ -132,14 +131,14 @@ class Client:
             with suppress(OmniloadError):
                 if self._handle.is_ready(self.next_step):
                     if (lent := self._handle.lent(self.next_step, _AT_ONCE_S)) is not None:
-                        return lent  # asked for again: a change of the mix may come before
+                        return lent  # not kept: ``wait_for_batch`` asks whether it still stands
                     self._peeked = self._handle.take(self.next_step, _AT_ONCE_S)
         return self._peeked
 
     def state_dict(self) -> JsonObject:
         """Return the state after the batches handed out so far, whatever was prefetched beyond them.
 
-        A data plane opened with it continues with the batch that ``next_batch`` would return now.
+        A data plane that is opened with it continues with the batch of ``next_step``.
         """
         with SignalsHeld():
             return self._handle.state_at(self.next_step)
@@ -147,10 +146,10 @@ class Client:
     def resize(
         self, dp_rank: int, dp_size: int, *, step: int | None = None, generation: int | None = None
     ) -> None:
-        """Be rank ``dp_rank`` of ``dp_size`` from a step on, by default from the next one.
+        """Become rank ``dp_rank`` of ``dp_size`` from a step on, by default from the next one.
 
         Raises:
-            OmniloadError: As for ``RankHandle.resize``; this rank is what it was.
+            OmniloadError: As for ``RankHandle.resize``; this rank stays what it was.
         """
         step = self.next_step if step is None else step
         with SignalsHeld():

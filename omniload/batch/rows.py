@@ -1,7 +1,7 @@
-"""Packed rows from pieces and their tokens; and their documents, as a model sees them and by name.
+"""Packed rows from pieces and their tokens; and the documents of rows, as a model sees them and as pieces.
 
-A preference pair is one piece of a row, and two documents to a model; a sample of joined documents that stay apart is
-one piece, and as many documents.
+A piece may be several documents to a model: a preference pair is two, and a sample that joins documents and keeps them
+apart is as many as it joins.
 
 Shape suffixes:
     R  rows        T  tokens in a row        K  pieces        D  documents, a row's padding among them
@@ -62,7 +62,7 @@ class RowBuilder(Protocol):
 
 
 def stops_with_next(pieces: PieceTable) -> NDArray[np.int64]:
-    """Return where to stop reading each piece: one token on, where the sample goes on, to be its last label."""
+    """Return where to stop reading each piece: one token later if its sample goes on, for the last label."""
     return np.minimum(pieces.stops_P + 1, pieces.sizes_P)
 
 
@@ -84,19 +84,19 @@ def build_rows(
         others_K: Further columns of each piece; an aligned one over the same tokens as ``fetched_K``.
 
     Returns:
-        The rows, right-padded. Labels never cross a document; a piece that was cut predicts the token
-        that follows the cut. A token that ``loss_mask`` leaves out is no label. A column of yours has 0 in the padding,
-        and one of labels also where there is none.
+        The rows, right-padded. No label is of another document; the last token of a cut piece has the token after the
+        cut as its label. A token that ``loss_mask`` leaves out is no label. A column of yours is 0 in the padding, and
+        one of labels also where there is no label.
 
     Raises:
-        IntegrityError: A source handed out a sample of another length than it had reported.
+        IntegrityError: A sample has another length than its source had reported.
     """
     _require_planned(pieces, fetched_K)
     num_rows = len(row_offsets) - 1
     laid = _laid_out(pieces.lengths_P.astype(np.int64), row_offsets, length)
     sources_D = np.full(len(laid.lengths_D), -1, np.int16)
     sources_D[laid.places_K] = pieces.sources_P
-    # One blank row is the padding of all: parts of it are gathered as the pieces are, in the same call.
+    # Padding is gathered like pieces, in the same call: from one blank row that serves all rows.
     tokens, bounds_D = _gathered(fetched_K, laid, np.zeros(length, np.int32))
     # If a sample continues after the row, one more token was fetched: the label of the row's last token.
     cut = (fetched_K.lengths_N > pieces.lengths_P).nonzero()[0]
@@ -106,7 +106,7 @@ def build_rows(
     if (mask_K := others_K.get(LOSS_MASK)) is not None:
         _require_planned(pieces, mask_K)
         kept, _ = _gathered(mask_K, laid, np.zeros(length, np.bool_))
-        # A mask says which tokens are learned, and a label is the token behind: all move one to the left.
+        # The mask says which tokens are learned. A label is the next token, so the mask moves one place to the left.
         trained = np.append(kept[1:], False)
         trained[bounds_D[laid.places_K[cut] + 1] - 1] = _last_values(mask_K.take(cut))
         trained_RT = trained.reshape(num_rows, length)
@@ -143,9 +143,9 @@ class _LaidOut:
 
     lengths_D: NDArray[np.int64]
     places_K: NDArray[np.int64]
-    """Documents that are pieces."""
+    """Which documents are pieces."""
     places_R: NDArray[np.int64]
-    """Documents that are padding."""
+    """Which documents are padding."""
 
 
 def _with_own(
@@ -155,7 +155,7 @@ def _with_own(
     laid: _LaidOut,
     cut: NDArray[np.int64],
 ) -> Microbatch:
-    """Return rows with columns of a user's own that have a value for each token; ``cut`` are pieces that go on."""
+    """Return rows with the user's columns that have a value for each token; ``cut`` are pieces whose samples go on."""
     shape, aligned_RT = rows.tokens_RT.shape, {}
     for name, values_K in own_K.items():
         _require_planned(pieces, values_K)
@@ -175,8 +175,8 @@ def _laid_out(
 ) -> _LaidOut:
     num_rows = len(row_offsets) - 1
     begins_R = np.concatenate(([0], lengths_K.cumsum()))[row_offsets]
-    # Each row before adds a document, its padding, also where that is empty: places are arithmetic, without full rows
-    # as a special case.
+    # Every row has one document more, its padding, even if that is empty: so places are arithmetic, and full rows no
+    # special case.
     places_K = np.arange(len(lengths_K)) + np.arange(num_rows).repeat(
         row_offsets[1:] - row_offsets[:-1]
     )
@@ -197,7 +197,7 @@ def _gathered(
 
 
 def _last_values(ranges: Ranges) -> list[Any]:
-    """Return the last value of each range; there are few: a row cuts one document at most."""
+    """Return the last value of each range, in a loop: a row cuts at most one document."""
     ends = zip(ranges.which_N.tolist(), ranges.stops_N.tolist(), strict=True)
     return [ranges.columns[which][stop - 1] for which, stop in ends]
 
@@ -227,7 +227,7 @@ def _keys(pieces: PieceTable) -> NDArray[np.int64]:
 def split_rows(
     rows: Microbatch, counts_M: Sequence[int], row_offsets: NDArray[np.int64]
 ) -> tuple[Microbatch, ...]:
-    """Cut rows that were built together into microbatches; they share the memory of the whole.
+    """Cut rows that were built together into microbatches, which share their memory.
 
     Args:
         rows: What ``build_rows`` gave.
@@ -236,7 +236,7 @@ def split_rows(
     """
     length = rows.tokens_RT.shape[1]
     cuts = np.concatenate(([0], np.cumsum(counts_M))).astype(np.int64)
-    # Every row begins a document, as padding ends each: its start is among the bounds.
+    # Every row begins a document, because padding ends each row: so its start is among the bounds.
     document_cuts = rows.cu_seqlens.searchsorted(cuts * length)
     return tuple(
         Microbatch(
@@ -263,11 +263,11 @@ def _key_of(pieces: PieceTable, at: int) -> str:
 
 
 def unshifted(labels_RT: NDArray[Any]) -> NDArray[Any]:
-    """Return labels that a model which shifts by itself compares rightly.
+    """Return labels for a model that shifts them itself.
 
-    Such a model compares the logits of token ``t`` with the label of ``t + 1``: the label that
-    belongs to ``t`` moves one to the right. The first column is compared with nothing, and the
-    last label of a row (its document goes on in another row) has no place.
+    Such a model compares the logits of token ``t`` with the label at ``t + 1``, so the label
+    that belongs to ``t`` moves one place to the right. The first column is compared with
+    nothing, and the label of a row's last token (if its document goes on) has no place.
     """
     moved = np.full_like(labels_RT, IGNORE_LABEL)
     moved[:, 1:] = labels_RT[:, :-1]
@@ -276,19 +276,19 @@ def unshifted(labels_RT: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
-    """The documents of some rows, as a model shall see them."""
+    """The documents of some rows, as a model sees them."""
 
     cu_seqlens: NDArray[np.int32]
     """Bounds in the flattened rows, ``[D + 1]``; also those between the sides of a pair, and between documents that a
-    sample joins and that stay apart."""
+    sample joins and keeps apart."""
     positions: NDArray[np.int32]
     """Place of each token in its document; for a cp peer, only the tokens of its slice."""
     pairs_P2: NDArray[np.int64]
-    """Documents that are the chosen and the rejected side of each pair."""
+    """Which documents are the chosen and the rejected side of each pair."""
 
 
 def documents_of(part: Microbatch | CpSlice) -> Documents:
-    """Return the documents of some rows, each side of a pair as one, and each that a sample joins and keeps apart.
+    """Return the documents of some rows: each side of a pair is one, and each that a sample joins and keeps apart.
 
     Raises:
         ConfigError: Pairs lie in rows that are shared among cp peers.
@@ -313,14 +313,14 @@ def documents_of(part: Microbatch | CpSlice) -> Documents:
     stops_P = part.cu_seqlens[1:][is_piece_D][is_pair_K]
     between_P = starts_P + rejected_K.values_V
     bounds = with_starts(bounds, between_P)
-    # Steps whose sum is taken off: by the length of the first side from the second on, and back at the pair's end.
+    # Positions begin anew at the second side: its tokens lose the length of the first side, up to the pair's end.
     back = np.zeros(part.positions_RT.size + 1, np.int32)
     back[between_P] = rejected_K.values_V
     back[stops_P] -= rejected_K.values_V
     positions = part.positions_RT - np.cumsum(back[:-1], dtype=np.int32).reshape(
         part.positions_RT.shape
     )
-    # Sought, not counted: each pair moves the numbers of all documents behind it by one.
+    # By a search, because each pair moves the numbers of all documents after it by one.
     second_P = np.searchsorted(bounds, between_P)
     return Documents(
         cu_seqlens=bounds,

@@ -2,19 +2,24 @@
 
 ::
 
-    planner --ReadAhead--> source loader --SamplesReported, ReadFailed--> planner
-    command line --ChangeAsked--> planner --KeepEdits--> edits of the run
-    planner --AskFences--> data constructors --FenceTold--> planner --CutJournal--> journal, --NewEdition--> the former
-    rank --ResizeAsked--> planner --AppendWorld--> journal, then --ServeWorld--> data constructors
-    planner --AppendJournal, AppendBase--> journal, then --PublishPlans--> data constructor
-    data constructor --SliceRequest--> source loader --SampleColumns--> data constructor
-    client --StepTaken--> data constructor --StepsTaken, of its ranks--> planner --ReleaseSamples--> source loader
-    planner --ReleaseSteps, where no PublishPlans says so--> data constructor
-    board of the heartbeats --RanksLost--> a planner that took over
-    roster --ConstructorReplaced--> planner --Republish--> the new data constructor
-    roster --LoaderReplaced--> planner --TakeOver, ReadAhead--> the new source loader
-    planner --ReadTimes--> compute times of the run --TimesRead--> planner --KeepEdits--> edits of the run
-    scaler --HandedOver--> source loader, before others of the plane hear of the next one
+    of every step
+      planner --ReadAhead--> source loader --SamplesReported, ReadFailed--> planner
+      planner --AppendJournal, AppendBase--> journal, then --PublishPlans--> data constructor
+      data constructor --SliceRequest--> source loader --SampleColumns--> data constructor
+      client --StepTaken--> data constructor --StepsTaken, of its ranks--> planner --ReleaseSamples--> source loader
+      planner --ReleaseSteps, if no PublishPlans says so--> data constructor
+    of a change of the mix
+      command line --ChangeAsked--> planner --KeepEdits--> edits of the run
+      planner --AskFences--> data constructor --FenceTold--> planner --CutJournal--> journal,
+                                                             planner --NewEdition--> data constructor
+      planner --ReadTimes--> compute times of the run --TimesRead--> planner --KeepEdits--> edits of the run
+    of other ranks
+      rank --ResizeAsked--> planner --AppendWorld--> journal, then --ServeWorld--> data constructors
+      board of the heartbeats --RanksLost--> a planner that took over
+    of other roles
+      roster --ConstructorReplaced--> planner --Republish--> the new data constructor
+      roster --LoaderReplaced--> planner --TakeOver, ReadAhead--> the new source loader
+      scaler --HandedOver--> source loader, before the rest of the plane hears of the next loader
 """
 
 from collections.abc import Mapping, Sequence
@@ -147,7 +152,7 @@ class ConstructorReplaced:
     """Another constructor serves the ranks of constructor ``number`` from now on. It holds no batches yet."""
 
     number: int
-    """Place among the constructors."""
+    """Index of the constructor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,7 +321,7 @@ class Republish:
     """Tell a replacement constructor to build the steps that the lost one held or was told to build."""
 
     number: int
-    """Place among the constructors."""
+    """Index of the constructor."""
     released_to: int
     """Every rank has taken the steps before this one."""
     windows: tuple[tuple[StepPlan, ...], ...]

@@ -1,7 +1,7 @@
 """The draw of a step from its candidates, also at the end of a run with a finite number of epochs.
 
-That end is a property of the drawing order alone: the draw after which ``mix.stop`` says
-that enough was drawn. It depends neither on how a run is cut into steps nor on ranks, nor
+The order of drawing alone decides the end: it is the draw after which ``mix.stop`` says
+that enough was drawn. It depends neither on how a run is cut into steps, nor on ranks, nor
 on how many samples happen to be known ahead.
 
 Shape suffixes:
@@ -34,30 +34,33 @@ class Starved:
 
     @property
     def sources(self) -> tuple[int, ...]:
-        """The sources that it hangs on: it is the same whatever more is known of any other."""
+        """The sources that this depends on: more samples of any other source change nothing."""
         return (self.source,) if self.ran_out is None else (self.source, self.ran_out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """The units of a source from its cursor on, as far as they are known."""
+    """The units of a source from its cursor on, as far as they are known. A unit is what one draw takes.
+
+    A unit is a sample, or the part of a long one that fits a row.
+    """
 
     lengths_U: NDArray[Any]
-    """Tokens of each."""
+    """Tokens of each unit."""
     counted_U: NDArray[np.int64]
-    """Each in the unit of the weights."""
+    """What each unit counts for the weights, or for an amount."""
     samples_U: NDArray[np.integer[Any]]
-    """Sample of each, by its place in the next column."""
+    """Sample of each unit, as an index into ``positions_N``."""
     positions_N: NDArray[np.int64]
     """Raw position of each sample."""
     end: int
-    """Raw position that the first epoch, or an amount of epochs, ends before."""
+    """Raw position before which the first epoch ends, or the epochs of an amount."""
     is_whole: bool
-    """Whether all that is left up to there, or of an amount, is known."""
+    """Whether every unit up to there is known, or all that is left of an amount."""
 
     @property
     def left(self) -> int:
-        """How many of the units are of the first epoch; looked up only when asked, there may be hundreds of sources."""
+        """Number of units before ``end``; looked up only when asked for, as there may be hundreds of sources."""
         samples = np.searchsorted(self.positions_N, self.end)
         return int(np.searchsorted(self.samples_U, samples))
 
@@ -103,7 +106,7 @@ def draw_step(
         return draw(counted, weights_S, state.credits_S, budget=size, sizes=other, ended=skipped)
 
     drawn = drawing(budget)
-    # Before any end is looked up: there may be hundreds of sources, and none ends.
+    # Returned before ends are looked up: no source ends, and there may be hundreds.
     if mix.mix.stop == "never":
         return _unless_starved(drawn, is_last=False)
     counts = drawn.counts_S.tolist()
@@ -116,14 +119,14 @@ def draw_step(
         return _unless_starved(drawn, is_last=_size_of(sizes, counts) < budget)
     if mix.mix.stop == "all_exhausted" and drawn.starved is not None:
         return Starved(drawn.starved)
-    # Drawn to its end in this step, or in one before: then nothing is left of it.
+    # Sources whose last unit is drawn in this step, or was drawn before: then nothing is left of them.
     over = [s for s in ending_S if counts[s] >= known_S[s].left]
     if len(over) < (1 if mix.mix.stop == "first_exhausted" else len(ending_S)):
         return _unless_starved(drawn, is_last=False)
     ends = [_place_of_last(drawn, s, known_S[s].left) for s in over]
     stop = 1 + (min(ends) if mix.mix.stop == "first_exhausted" else max(ends))
     head = np.bincount(drawn.sources_N[:stop], minlength=len(known_S)).tolist()
-    # Drawn again up to there, not cut: credits follow from where a draw ends.
+    # Drawn again up to there, and not cut off: credits depend on where a draw ends.
     return StepDraw(drawn=drawing(_size_of(sizes, head)), is_last=True)
 
 
@@ -134,7 +137,7 @@ def _unless_starved(drawn: Drawn, *, is_last: bool) -> StepDraw | Starved:
 
 
 def _ending(mix: MixConfig, state: MixState, weights_S: Sequence[int]) -> list[int]:
-    """Return the sources whose end counts.
+    """Return the sources whose ends decide the end of the run.
 
     With ``first_exhausted`` these are the sources that were ever drawn from; otherwise the sources
     that are drawn from now or in a later stage, because no other will ever end.
@@ -151,7 +154,7 @@ def _ending(mix: MixConfig, state: MixState, weights_S: Sequence[int]) -> list[i
 
 
 def _place_of_last(drawn: Drawn, source: int, left: int) -> int:
-    """Return the place among the draws of the last unit of a source's first epoch, -1 for an earlier step."""
+    """Return which draw takes the last of the ``left`` units of a source; -1 if an earlier step did."""
     return int(np.flatnonzero(drawn.sources_N == source)[left - 1]) if left else -1
 
 

@@ -49,7 +49,7 @@ def steps_together(
     *,
     most: int,
 ) -> list[Membership] | Starved | Exhausted:
-    """Draw steps that are planned together, up to the next edit at most: one draw has one set of weights.
+    """Draw steps that are planned together. They end before the next edit, because one draw has one set of weights.
 
     Args:
         history: The mix and its edits.
@@ -94,7 +94,7 @@ def window_of(
         One step at least and ``most`` at most, each as ``membership_of`` gives it; or the source
         whose samples are missing for the first; or that the run has ended.
     """
-    # A run that ends is drawn step by step: its end is sought in each.
+    # A run that ends is drawn step by step, because each step may be the last.
     most = min(most, steps_alike(mix.mix.stages, state.step)) if mix.mix.stop == "never" else 1
     if most > 1 and (steps := _drawn_together(mix, state, ahead, most)):
         return steps
@@ -122,25 +122,25 @@ def _drawn_together(
 
 @dataclass(slots=True, kw_only=True)
 class _Pass:
-    """One draw, and how far steps have taken it."""
+    """One draw for several steps, with running sums over its pieces, to cut it into steps."""
 
     mix: MixConfig
     weights_S: Sequence[int]
     units_S: Sequence[Units]
     fresh: PieceTable
-    """All pieces drawn."""
+    """All pieces drawn, in order."""
     served_P: NDArray[np.int64]
-    """Each piece in the unit of the weights."""
+    """What each piece counts for the weights."""
     ends_P: NDArray[np.int64]
     """Amount drawn up to and including each piece, in the unit of the budget."""
     sources_P: list[int]
     """Source of each piece."""
     cursors_P: list[Cursor]
-    """Cursor of its source once it is drawn."""
+    """Cursor of the piece's source once the piece is drawn."""
     finished_P: list[int]
-    """Samples of its source used up by then."""
+    """Samples of the piece's source that are used up by then."""
     finished_S: list[int]
-    """Samples of each source used up by them."""
+    """Samples of each source that the steps so far have used up."""
 
     @classmethod
     def of(
