@@ -6,7 +6,10 @@ import pytest
 
 from tests.docs.snippets import ROOT, blocks_of, documents
 
-DOCUMENTS = [*documents(), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+DOCUMENTS = [
+    *documents(),
+    *(ROOT / page for page in ("CHANGELOG.md", "CONTRIBUTING.md", "omniload/README.md")),
+]
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(.+?)\s*$", re.MULTILINE)
 
