@@ -35,7 +35,10 @@ _VERBS = {
         "omniload.commands.runs.drawn:drawn",
         "Write which records RUN has drawn, for a run with other rows, another batch or another tokenizer.",
     ),
-    "import": ("omniload.commands.import_:import_mix", "Read FILE of another tool as a mix file."),
+    "import": (
+        "omniload.commands.import_:import_mix",
+        "Turn FILE of another tool into a mix file.",
+    ),
     "plan": (
         "omniload.commands.plan:plan",
         "Predict what a run will draw, before anything starts.",

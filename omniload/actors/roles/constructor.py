@@ -182,8 +182,8 @@ class ConstructorShell:
                     "that left"
                 )
             # Before the failure is raised: a built step, and the end of the data, are served in any case.
-            if (built := self.built(step, dp_rank, cp_rank, generation, lends=lends)) is not None:
-                return built
+            if (it := self.take_built(step, dp_rank, cp_rank, generation, lends=lends)) is not None:
+                return it
             if self._end is not None and step >= self._end:
                 return None
             if self._error is not None:
