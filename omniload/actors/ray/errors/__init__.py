@@ -1,1 +1,1 @@
-"""What errors of Ray say of the actor that was asked."""
+"""What an error of Ray says about the actor that was called."""

@@ -1,12 +1,12 @@
-"""What an error of Ray says of the actor that was asked: whether it has ended, may live, or is told as it is.
+"""What an error of Ray says about the called actor: it has ended, may live, or the error is passed on as it is.
 
 ::
 
-    ENDED      ──▶ whoever takes its place is asked
-    UNREACHED  ──▶ asked again, or whoever takes its place by then: the roster decides whether it is replaced
-    UNHEARD    ──▶ likewise: it may have done what it was asked, and commands are safe to repeat
-    REFUSED    ──▶ whoever asked is told, with what Ray says
-    FAULT      ──▶ told as a fault of omniload
+    ENDED      ──▶ the actor's successor is called
+    UNREACHED  ──▶ called again, or its successor if there is one by then: the roster decides whether it is replaced
+    UNHEARD    ──▶ likewise: it may have carried out the call, and commands are safe to repeat
+    REFUSED    ──▶ the caller receives an error with Ray's reason
+    FAULT      ──▶ reported as a fault of omniload
 """
 
 from enum import Enum
@@ -17,45 +17,45 @@ __all__ = ["VERDICTS", "Verdict", "is_lost", "may_live", "verdict_of"]
 
 
 class Verdict(Enum):
-    """What has become of an actor, by the error of a call to it."""
+    """State of an actor after a failed call, according to the call's error."""
 
     ENDED = "ended"
-    """Its process is gone with itself, its host or its bundle, or was never started there."""
+    """The process ended by itself, or with its host or its bundle, or it was never started there."""
     UNREACHED = "unreached"
-    """Its process may live, stopped or cut off."""
+    """The process may live, but is stopped or cut off."""
     UNHEARD = "unheard"
-    """Its answer is lost, with the node that held it or on the way; its process may live."""
+    """The answer is lost, on its way or with the node that held it; the process may live."""
     REFUSED = "refused"
-    """Ray could not do it, or not in time."""
+    """Ray could not carry out the call, or not in time."""
     FAULT = "fault"
-    """A call that omniload never makes would raise it."""
+    """Only a call that omniload never makes raises this error."""
 
 
 VERDICTS: dict[str, Verdict] = {
-    # Some are of the latest releases only, so all are known by name.
+    # Errors are looked up by name because some of them exist only in the latest releases.
     "RayError": Verdict.REFUSED,
     "ActorDiedError": Verdict.ENDED,
     "RayActorError": Verdict.ENDED,
     "WorkerCrashedError": Verdict.ENDED,
     "NodeDiedError": Verdict.ENDED,
-    # Workers end with the raylet of their host; the one of this host is watched by every rank.
+    # Workers end together with their host's raylet. Every rank watches the raylet of its own host.
     "LocalRayletDiedError": Verdict.ENDED,
-    # A Ray that is given ends actors as its host's memory runs out, and names no actor where it tells so.
+    # A Ray that the user started ends actors when its host runs out of memory, and this error names no actor.
     "OutOfMemoryError": Verdict.ENDED,
-    # The node that it is to be on is gone: the next member is placed anew.
+    # The node chosen for the actor is gone; the next member is placed anew.
     "ActorUnschedulableError": Verdict.ENDED,
     "TaskUnschedulableError": Verdict.ENDED,
     "ActorPlacementGroupRemoved": Verdict.ENDED,
     "TaskPlacementGroupRemoved": Verdict.ENDED,
     "ActorUnavailableError": Verdict.UNREACHED,
     "RpcError": Verdict.UNREACHED,
-    # Answers over 100 kB lie on the actor's node, and are lost with it, or with what is left of its memory.
+    # An answer over 100 kB stays on the actor's node, and is lost with the node or when its memory runs out.
     "ObjectLostError": Verdict.UNHEARD,
     "ObjectFetchTimedOutError": Verdict.UNHEARD,
     "ObjectReconstructionFailedError": Verdict.UNHEARD,
     "OwnerDiedError": Verdict.UNHEARD,
     "ReferenceCountingAssertionError": Verdict.UNHEARD,
-    # A signal that reached the actor alone, such as SIGINT, ended the call and not the process.
+    # A signal that reached only the actor, such as SIGINT, ended the call but not the process.
     "TaskCancelledError": Verdict.UNHEARD,
     "GetTimeoutError": Verdict.REFUSED,
     "PlasmaObjectNotAvailable": Verdict.REFUSED,
@@ -63,9 +63,9 @@ VERDICTS: dict[str, Verdict] = {
     "OutOfDiskError": Verdict.REFUSED,
     "RuntimeEnvSetupError": Verdict.REFUSED,
     "AuthenticationError": Verdict.REFUSED,
-    # Also what could not be read as it came, for which the text has the reason.
+    # This error also covers an answer that could not be deserialised; its text has the reason.
     "RaySystemError": Verdict.REFUSED,
-    # Of a closed Ray: a member is ended behind it.
+    # Raised after Ray was closed. A member may be ended later than its Ray.
     "ActorHandleNotFoundError": Verdict.REFUSED,
     "ActorAlreadyExistsError": Verdict.FAULT,
     "AsyncioActorExit": Verdict.FAULT,
@@ -82,29 +82,29 @@ VERDICTS: dict[str, Verdict] = {
     "UnserializableException": Verdict.FAULT,
     "UserCodeException": Verdict.FAULT,
 }
-"""By the name of an error; one of a release to come counts as the class that it is made from."""
+"""Verdict by the name of an error. An error class of a later release gets the verdict of its base class."""
 
 
 def verdict_of(error: BaseException) -> Verdict | None:
-    """Return what an error of Ray says; ``None`` for one that was raised in the actor's code, or is not Ray's."""
-    while isinstance(error, RayTaskError):  # an actor tells of what one that it asked has told
+    """Return what an error of Ray says; ``None`` if the actor's own code raised it, or if it is not Ray's."""
+    while isinstance(error, RayTaskError):  # an actor may pass on the error of its own call
         error = error.cause
     if not isinstance(error, RayError):
         return None
     if isinstance(error, RayActorError) and getattr(error, "actor_init_failed", False):
-        return Verdict.FAULT  # its own code failed as it was made
+        return Verdict.FAULT  # the actor's own code failed in its constructor
     names = (of.__name__ for of in type(error).__mro__)
     return next((VERDICTS[name] for name in names if name in VERDICTS), None)
 
 
 def is_lost(error: BaseException) -> bool:
-    """Tell whether a call was not answered though Ray took it: whoever has the actor's place by then is to be asked.
+    """Return whether Ray accepted a call that was then not answered, so that the present holder must be asked.
 
-    Its process has ended, cannot be reached, or its answer was lost; see ``may_live``.
+    The process has ended or cannot be reached, or its answer was lost; see ``may_live``.
     """
     return verdict_of(error) is Verdict.ENDED or may_live(error)
 
 
 def may_live(error: BaseException) -> bool:
-    """Tell whether a call is lost whose actor may live: nobody need take its place, so the same one is asked again."""
+    """Return whether a lost call's actor may still live, so that the same actor is asked again without a successor."""
     return verdict_of(error) in {Verdict.UNREACHED, Verdict.UNHEARD}

@@ -1,1 +1,1 @@
-"""A Ray that somebody else started."""
+"""Use of a Ray that the user started."""

@@ -1,4 +1,4 @@
-"""A Ray that runs already: joined for a plane, or shared with whatever connected this process before."""
+"""A Ray that runs already: this process joins it for a plane, or reuses the connection that it already has."""
 
 import socket
 from collections.abc import Mapping
@@ -29,26 +29,27 @@ __all__ = ["AttachedCluster", "SharedCluster", "code_of_job", "given_cluster", "
 
 _LOG = get_logger(__name__)
 _CODE = ("working_dir", "py_modules")
-"""Of a ``runtime_env``; Ray names them by what is in them."""
+"""Keys of a ``runtime_env`` whose values Ray names by a digest of their content."""
 _REACHED_S = 5.0
-"""How long the head at another address may take to say which Ray it is of."""
+"""Longest wait until the head at another address reports which Ray it belongs to."""
 
 
 class _GivenCluster(Cluster):
-    """A Ray of somebody else's, of which this process has a folder on its host, maybe beside those of other planes."""
+    """A Ray that the user started, and this process's folder on its host; other planes may have folders there too."""
 
     def __init__(self, namespace: str | None) -> None:
-        """Have actors in the namespace of another process's plane, or in a new one, whose actors all end with this."""
+        """Use the namespace of another process's plane, or a new one, whose actors all end with this process."""
         self._is_opener = namespace is None
-        # A new one each time: actors are found by name, and two planes in one Ray have the same roles.
+        # A new namespace each time: actors are found by name, and two planes in one Ray have roles of the same names.
         self.namespace = namespace or new_namespace()
 
     def _begin(self, *, made: bool) -> None:
-        """Make the folder; what is connected by now is this process, and was ``made`` so by this plane or not."""
+        """Create the folder and count the plane; ``made`` says whether this plane made the connection to Ray."""
         self.node_address = ""
         self.address = str(ray.get_runtime_context().gcs_address)
         self._folder = PlaneFolder()
-        # Before the folder: it is removed, too, where this process is killed with the next line. Ray ends actors.
+        # Registered before the folder exists, so that the folder is removed even if this process is killed right
+        # afterwards. Ray ends the actors.
         self._reaper = Reaper("", self._folder.places)
         self._folder.make()
         self._use_no_more = use_connection(made=made)
@@ -60,15 +61,15 @@ class _GivenCluster(Cluster):
 
     @override
     def close(self, *, is_used: bool = False) -> None:
-        """End the actors of this plane; leave the Ray with the last plane where the first one had connected to it."""
+        """End the actors of this plane; the last plane leaves the Ray, if a plane had made the connection."""
         try:
-            # To the end of it: a plane that is opened now would be one over a connection that is gone.
+            # The turn lasts until the Ray is left, so that no new plane opens over a connection that is going away.
             with in_turn(f"leaves the Ray at {self.address}"):
                 leaves = self._use_no_more()
                 if is_used:
-                    return  # Ray ends a process that it leaves under a call
+                    return  # Ray ends a process that leaves it during a call
                 if leaves:
-                    ray.shutdown()  # ends the actors that this process is the owner of
+                    ray.shutdown()  # ends the actors that this process owns
                 elif self._is_opener:
                     _end_actors_in(self.namespace)
         finally:
@@ -77,22 +78,22 @@ class _GivenCluster(Cluster):
 
 
 class AttachedCluster(_GivenCluster):
-    """The connection to a Ray that somebody else started; its actors end with this process.
+    """A connection that this process makes to a Ray started by the user; its actors end with this process.
 
-    Further planes of this process share it, and the last of them leaves it.
+    Further planes of this process share the connection, and the last of them closes it.
     """
 
     def __init__(self, address: str, namespace: str | None = None) -> None:
         """Connect.
 
         Args:
-            address: Host and port of its head, or ``auto`` for the one that this machine is part of.
-            namespace: Of the job's actors; a new one by default.
+            address: Host and port of the Ray's head, or ``auto`` for the Ray that this machine is part of.
+            namespace: Namespace of the job's actors; a new one by default.
 
         Raises:
-            ConfigError: No Ray answers there, or not to this token.
+            ConfigError: No Ray answers there, or it rejects this token.
             StateError: This process already uses Ray.
-            UnavailableError: It does not answer in time.
+            UnavailableError: The Ray does not answer in time.
         """
         require_unconnected()
         asked = use_given_token()
@@ -115,21 +116,22 @@ class AttachedCluster(_GivenCluster):
 
 
 class SharedCluster(_GivenCluster):
-    """The connection that this process had before, as a worker of Ray Train or a script that called ``ray.init``.
+    """The connection that this process already had, as a worker of Ray Train or from a script's ``ray.init``.
 
-    It is left as it is: what else runs in this process uses it. Or that of another plane of this process.
+    It may also be the connection of another plane of this process. It stays open, because other code of this process
+    uses it.
     """
 
     def __init__(self, address: str, namespace: str | None = None) -> None:
-        """Use it.
+        """Use the connection.
 
         Args:
-            address: Of the Ray that is meant.
-            namespace: Of a plane that another process has opened; a new one by default, of which every actor ends with
-                this.
+            address: Address of the wanted Ray.
+            namespace: Namespace of a plane that another process has opened. By default, a new namespace whose actors
+                all end with this process.
 
         Raises:
-            StateError: It is another Ray, or that of a plane which has started it for itself.
+            StateError: The process is connected to another Ray, or to a Ray that a plane started for itself.
         """
         require_not_owned()
         require_same(address)
@@ -138,7 +140,7 @@ class SharedCluster(_GivenCluster):
 
 
 def given_cluster(address: str, namespace: str | None = None) -> AttachedCluster | SharedCluster:
-    """Return this process's way to a Ray that runs already: the connection that it has, or a new one."""
+    """Return this process's connection to a running Ray: the existing one, or else a new one."""
     with in_turn(f"connects to the Ray at {address}"):
         if ray.is_initialized():
             return SharedCluster(address, namespace)
@@ -146,10 +148,10 @@ def given_cluster(address: str, namespace: str | None = None) -> AttachedCluster
 
 
 def require_same(address: str) -> None:
-    """Refuse another Ray than that which this process is connected to: it can be to one at a time.
+    """Refuse an address of another Ray than the connected one: a process can be connected to only one at a time.
 
     Raises:
-        StateError: ``address`` names another.
+        StateError: ``address`` names another Ray.
     """
     here = str(ray.get_runtime_context().gcs_address)
     if address == "auto" or _numbers_of(address) == _numbers_of(here):
@@ -162,21 +164,21 @@ def require_same(address: str) -> None:
 
 
 def code_of_job() -> dict[str, str]:
-    """Return what of its code the job of this process brought, each by a name that tells its content."""
+    """Return the code that this process's job brought into Ray, each part under a name that identifies its content."""
     brought: Mapping[str, Any] = ray.get_runtime_context().runtime_env
     return {f"{key} of the job": str(brought[key]) for key in _CODE if brought.get(key)}
 
 
 def _numbers_of(address: str) -> tuple[str, str]:
     host, _, port = address.rpartition(":")
-    with suppress(OSError):  # of no host that is known here: it is compared as it is written
+    with suppress(OSError):  # this host cannot resolve the name, so it is compared as written
         host = socket.gethostbyname(host)
     return host, port
 
 
 def _leads_here(address: str) -> bool:
-    """Tell whether an address is one more of the head that this process is connected to: by the number of its Ray."""
-    if not answers(address, _REACHED_S):  # else Ray tries for 40 s
+    """Return whether an address is another name of the connected head, which shows by the identifier of its Ray."""
+    if not answers(address, _REACHED_S):  # otherwise Ray tries for 40 s
         return False
     try:
         own = import_module("ray._private.worker").global_worker.gcs_client.cluster_id
@@ -189,10 +191,10 @@ def _leads_here(address: str) -> bool:
 
 
 def _end_actors_in(namespace: str) -> None:
-    """End all actors of a namespace: those that have no name there end with whoever holds them."""
-    with suppress(RayError, ConnectionError):  # Ray is lost, and they with it
+    """End all actors of a namespace; actors without a name there end with their owners."""
+    with suppress(RayError, ConnectionError):  # the Ray is lost, and its actors too
         named: Any = ray.util.list_named_actors(all_namespaces=True)
         for each in named:
             if each["namespace"] == namespace:
-                with suppress(ValueError, RayError):  # it has just ended
+                with suppress(ValueError, RayError):  # the actor has just ended
                     ray.kill(ray.get_actor(each["name"], namespace=namespace), no_restart=True)

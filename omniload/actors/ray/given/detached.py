@@ -1,11 +1,11 @@
-"""A plane that outlives the driver which opened it: its opener is an actor of its own, which a later driver finds.
+"""A plane that outlives the driver which opened it: its opener is an actor, which a later driver finds.
 
 ::
 
     rank 0 of a driver ── attach(run, state) ──▶ opener, a detached actor ── opens, keeps, ends ──▶ the plane
-    rank 0 of the next ── attach(run, state) ──▶      └── goes on at the state's step where its steps are held
+    rank 0 of the next ── attach(run, state) ──▶      └── continues at the state's step if its steps are held
 
-The opener is what rank 0 is to any other plane: owner of its actors, keeper of its roles. Where it dies, they do.
+The opener owns the actors and runs the keeper, as rank 0 does for any other plane. If it dies, they die too.
 """
 
 import json
@@ -50,19 +50,19 @@ __all__ = ["PlaneOpener", "attach", "join_detached", "stop_detached"]
 _OPENER = "opener"
 _LOG = get_logger(__name__)
 _LOOK_S, _LOOKS_S, _ATTACHING_S = 1.0, 10.0, 60.0
-"""How often an opener looks at its ranks and how long that may take, and how long it waits for a driver."""
+"""Time between an opener's looks at its ranks, the longest duration of a look, and the longest wait for a driver."""
 _NAMESPACE = "omniload-detached"
-"""Of the openers of all runs in a Ray: their names are unique by the folders of runs."""
+"""Namespace of the openers of all runs in a Ray; a name of an opener is unique because it derives from a folder."""
 _THREADS = 4
 _TRIES, _PAUSE_S = 20, 0.5
-"""For an opener that is just ending."""
+"""Retries of a call to an opener that is just ending."""
 _STOPPED_S, _ENDED_S = 60.0, 20.0
 _ASK_S, _SILENT_S = 5.0, 60.0
-"""How often an opener that opens a plane is asked whether it lives, and how long its answer may take."""
+"""Time between questions to an opener that is opening a plane, and the longest wait for an answer."""
 
 
 class PlaneOpener:
-    """Opens the plane of one run, and keeps it while ranks come; an actor that no driver owns."""
+    """Opens the plane of one run and keeps it while it has ranks; an actor that no driver owns."""
 
     def __init__(self) -> None:
         """Begin without a plane."""
@@ -74,38 +74,38 @@ class PlaneOpener:
         self._log: RoleLog | None = None
         self._unpost: Callable[[], None] = lambda: None
         self._changed_for, self._generation, self._is_over = "", 0, False
-        """Whom drivers wait for while the plane is opened or ended; empty while its ranks are looked at."""
+        """What other drivers wait for while the plane is opened or ended; empty while its ranks are looked at."""
         self._used_s = time.monotonic()
         self._lease: Any = None
-        """An answer that the driver waits for, and that is lost with the driver's process."""
-        # By its own handle: what else ends an actor ends it by an error.
+        """An unanswered call of the driver, whose result fails when the driver's process ends."""
+        # The actor ends itself through its own handle, because every other way of ending an actor raises an error.
         self._self = ray.get_runtime_context().current_actor
         threading.Thread(target=self._watch, name="omniload-opener", daemon=True).start()
 
     def told(self) -> str:
-        """Return which process this is: that it answers at all is what is asked."""
+        """Return which process this is; callers use the answer as a sign of life."""
         return f"process {os.getpid()} on {socket.gethostname()}"
 
     def stay(self) -> None:
-        """Return never: Ray tells whoever holds the answer of the end of the process that has asked."""
+        """Never return: Ray tells whoever holds the result when the calling process ends."""
         threading.Event().wait()
 
     def attach(
         self, asked: Attaching, waited_s: float, lease: Sequence[Any] = (None,)
     ) -> PlaneAddress | str:
-        """Have the plane serve the ranks of a driver, from its state on; or return for whom that driver waits.
+        """Have the plane serve a driver's ranks from its state on, or return what the driver must wait for.
 
-        A driver that waits asks again, so nothing is done here for one that has gone. What it has for its ``lease`` is
-        an answer of ``stay``, in a sequence, as Ray would wait for it before this is called.
+        A waiting driver asks again, so nothing is done for a driver that has gone. The ``lease`` is the result of a
+        call of ``stay``, inside a sequence, because Ray would wait for a bare result before it makes this call.
 
         Raises:
             StateError: The plane is of another mix or release, or another driver has ranks of it.
-            OmniloadError: As for opening a plane.
+            OmniloadError: See the opening of a plane.
         """
         if not self._changing.acquire(timeout=0.0 if self._changed_for else _LOOKS_S):
             return f"the plane to be there for {self._changed_for or 'its opener, which looks at its ranks'}"
         try:
-            # Two seconds behind its end, whether it is of a job that has ended or an actor of one that goes on.
+            # Ray reports the end of a driver two seconds late, both of a whole job and of an actor of a running job.
             if self._lease is not None and ray.wait([self._lease], timeout=0)[0]:
                 self._tenancy.driver_ended()
             if waits := self._tenancy.why_wait(asked, waited_s, self._ranks(), time.monotonic()):
@@ -125,7 +125,7 @@ class PlaneOpener:
             self._changing.release()
 
     def stop(self) -> str:
-        """End the plane; return what was found."""
+        """End the plane; return a description of what was found."""
         with self._changing:
             self._changed_for = "a command that ends it"
             ranks = self._ranks()
@@ -133,7 +133,7 @@ class PlaneOpener:
         return f"it served {', '.join(ranks)}" if ranks else "no rank was there"
 
     def _going_on(self, asked: Attaching) -> int | None:
-        """Have the plane go on at a driver's state; return the generation of its ranks, ``None`` for a plane anew."""
+        """Continue the plane at a driver's state; return the generation of its ranks, ``None`` to open it anew."""
         plane, before, spec = self._plane, self._spec, asked.spec
         if plane is None or before is None or plane.failure() is not None:
             return None
@@ -151,7 +151,7 @@ class PlaneOpener:
             over: int = answer_to(planner.nodes_of_ranks.remote(), PLANNER)[0]
             resized = ResizeAsked(dp=spec.tree.size_of("dp"), step=step, generation=over + 1)
             answer_to(planner.resize.remote(resized), PLANNER)
-            # The folder says of each start what it was, whoever opened the plane.
+            # The folder describes each start, whether or not the start opened the plane.
             spec.with_edits().keep()
         except OmniloadError as error:
             _LOG.warning("the plane cannot go on at step %d and is opened anew: %s", step, error)
@@ -165,7 +165,7 @@ class PlaneOpener:
         self._close()
         assert spec.run_dir is not None, "a plane is found by its run's folder"
         asked.require_same_folder(self.told())
-        if self._log is None:  # of one run all its life
+        if self._log is None:  # an opener serves one run for its whole life
             speak_for(log := RoleLogs(logs_folder(spec.run_dir)).of(_OPENER))
             self._log = log
         self._plane, self._spec = RayPlane(spec), spec
@@ -177,13 +177,13 @@ class PlaneOpener:
         plane, self._plane = self._plane, None
         self._tenancy.closed()
         if plane is not None:
-            self._is_over = True  # unless it ends as it should: what is left of it would keep the next from its folder
+            self._is_over = True  # stays set if the end fails, because leftovers would block the next plane's folder
             self._unpost()
             plane.close()
             self._is_over = False
 
     def _ranks(self) -> list[str]:
-        """Return the ranks that are there; note once the driver's have joined."""
+        """Return the ranks that are present; note whether a rank of the driver has joined."""
         if self._plane is None or self._spec is None:
             return []
         folder, now_s = self._plane.address.board, time.monotonic()
@@ -194,21 +194,21 @@ class PlaneOpener:
         found = [
             name
             for name, beat in FolderBoard(folder).read().items()
-            # Those of this host hold a lock until they end; of others there are heartbeats alone.
+            # A rank of this host holds a lock until it ends; a rank of another host has only heartbeats.
             if is_rank(name) and not rank_has_ended(folder, name) and now_s - beat.beat_s < silent_s
         ]
         return sorted(found)
 
     def _watch(self) -> None:
-        """End the plane and this actor once no rank has been there for as long as the mix says."""
+        """End the plane and this actor once the plane has had no rank for as long as the mix allows."""
         while True:
             threading.Event().wait(_LOOK_S)
             if not self._changing.acquire(blocking=False):
-                continue  # a driver attaches
+                continue  # a driver is attaching
             try:
                 if self._look(time.monotonic()):
                     break
-            except Exception:  # noqa: BLE001 -- without a next look nothing would ever end the plane
+            except Exception:  # noqa: BLE001 -- without a next look, nothing would ever end the plane
                 _LOG.exception("the opener of a detached data plane could not look at its ranks")
             finally:
                 self._changing.release()
@@ -216,7 +216,7 @@ class PlaneOpener:
             ray.kill(self._self, no_restart=True)
 
     def _look(self, now_s: float) -> bool:
-        """Tell whether this actor is to end: the plane was ended, as nobody has used it for too long."""
+        """Return whether this actor must end because its plane was ended or has been unused for too long."""
         if self._is_over:
             return True
         if ranks := self._ranks():
@@ -236,29 +236,29 @@ class PlaneOpener:
         self._changed_for = "its opener, which ends it"
         try:
             self._close()
-        except Exception:  # noqa: BLE001 -- its actors end with this one
+        except Exception:  # noqa: BLE001 -- the plane's actors end with this one
             _LOG.exception("the detached data plane did not end as it should: its opener ends it")
         return True
 
 
 def attach(stack: ExitStack, asked: Attaching) -> PlaneAddress:
-    """Have the plane of a run serve this driver's ranks, and start it where there is none.
+    """Have the plane of a run serve this driver's ranks; start the plane if there is none.
 
     Args:
-        stack: Gets what is to be closed: this process's way to the Ray.
-        asked: The run, with the state that it goes on from, and of which mix and release it is.
+        stack: Receives the cleanup of this process's connection to the Ray.
+        asked: The run with the state it continues from, and its mix and release.
 
     Raises:
         StateError: The plane of the run is of another mix or release, or has ranks of another driver.
-        UnavailableError: It was not there in time, or its opener gives no answer.
-        OmniloadError: As for opening a plane.
+        UnavailableError: The plane was not ready in time, or its opener does not answer.
+        OmniloadError: See the opening of a plane.
     """
     runtime, run_dir = asked.spec.mix.runtime, asked.spec.run_dir
     assert run_dir is not None, "whoever opens a detached plane requires one"
     stack.callback(given_cluster(runtime.address).close)
     asked = replace(
         asked.for_an_actor(),
-        # The plane has the code of the job that opened it, functions that a mix names among it.
+        # The plane uses the code of the job that opened it, including the functions that a mix names.
         identity={**asked.identity, **code_of_job()},
         environment=runtime.env.passed_on(os.environ),
         driver=f"process {os.getpid()} on {socket.gethostname()}",
@@ -266,7 +266,7 @@ def attach(stack: ExitStack, asked: Attaching) -> PlaneAddress:
         ticket=secrets.token_hex(8),
     )
     began_s, limit_s, said = time.monotonic(), runtime.place.wait + runtime.batch_timeout, ""
-    ended, silent_from_s = 0, None  # how often it did, and since when it cannot be reached
+    ended, silent_from_s = 0, None  # how often it ended, and since when it cannot be reached
     leases = dict[Any, Any]()
     while (waited_s := time.monotonic() - began_s) < limit_s and ended < _TRIES:
         try:
@@ -301,13 +301,13 @@ def attach(stack: ExitStack, asked: Attaching) -> PlaneAddress:
 def _answer_of(
     asked: Attaching, waited_s: float, limit_s: float, leases: dict[Any, Any]
 ) -> PlaneAddress | str:
-    """Return what the opener of a run says; opening takes long, and meanwhile it tells that it lives.
+    """Return the answer of a run's opener; opening takes long, so the opener is asked meanwhile whether it lives.
 
-    Each opener that is asked has one lease of this process, which ``leases`` keeps.
+    Each opener gets one lease from this process, kept in ``leases``.
 
     Raises:
-        RayError: What was raised there, or it has ended.
-        UnavailableError: It gives no answer.
+        RayError: The opener raised an error, or has ended.
+        UnavailableError: The opener does not answer.
     """
     was_there, until_s = (opener := _found(asked.opener)) is not None, time.monotonic() + limit_s
     opener = opener if was_there else _started(asked.opener, asked.spec)
@@ -315,7 +315,7 @@ def _answer_of(
         leases[opener] = opener.stay.options(concurrency_group=LEASED).remote()
     told = opener.attach.remote(asked, waited_s, [leases[opener]])
     while not wait_for_ref(told, _ASK_S, lambda: None):
-        # One that is just being started answers as late as Ray has a process for it.
+        # An opener that is just being started cannot answer before Ray has a process for it.
         lives = opener.told.options(concurrency_group=ASKED).remote()
         if not wait_for_ref(lives, _SILENT_S, lambda: None) and was_there:
             raise _silent(asked.spec.run_dir)
@@ -350,11 +350,11 @@ def join_detached(
 
 
 def stop_detached(run_dir: Path, address: str) -> str:
-    """End the detached plane of a run; return what it did.
+    """End the detached plane of a run; return a description of what was done.
 
     Raises:
         ConfigError: No Ray can be joined at ``address``.
-        StateError: No such plane is there.
+        StateError: The run has no detached plane there.
     """
     cluster = given_cluster(address)
     try:
@@ -366,11 +366,11 @@ def stop_detached(run_dir: Path, address: str) -> str:
         try:
             asked = opener.stop.options(concurrency_group=ASKED).remote()
             found: str = answer_to(asked, _OPENER, limit_s=_STOPPED_S)
-        except UnavailableError:  # it is stopped or stuck, or has been opening a plane for as long
+        except UnavailableError:  # the opener is stopped or stuck, or still opens a plane
             found = "its opener gave no answer and was killed"
         finally:
             ray.kill(opener, no_restart=True)
-        # Ray gives a process that does not end by itself some seconds; the next job would find its folder taken.
+        # Ray gives a process some seconds to end by itself. The next job would find its folder taken meanwhile.
         until_s = time.monotonic() + _ENDED_S
         with suppress(OSError):  # the folder is on another host
             while is_locked(run_dir / LOCK_NAME) and time.monotonic() < until_s:
@@ -381,7 +381,7 @@ def stop_detached(run_dir: Path, address: str) -> str:
 
 
 def _found(name: str) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
-    """Return the opener of a run; ``None`` where there is none."""
+    """Return the opener of a run; ``None`` if there is none."""
     try:
         return ray.get_actor(name, namespace=_NAMESPACE)
     except ValueError:
@@ -389,7 +389,7 @@ def _found(name: str) -> Any:  # noqa: ANN401 -- Ray's handles have no static ty
 
 
 def _started(name: str, spec: PlaneSpec) -> Any:  # noqa: ANN401 -- as above
-    """Return a new opener on this node, or that which another driver has just started."""
+    """Return a new opener on this node, or the opener that another driver has just started."""
     start = Start(
         place=node_here(),
         threads=_THREADS,

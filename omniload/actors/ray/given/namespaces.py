@@ -1,4 +1,4 @@
-"""Planes of one process in the Ray that it is connected to: each has its namespace, the last ends the connection."""
+"""Planes of one process that share its connection to Ray: each has a namespace, and the last closes the connection."""
 
 import secrets
 import threading
@@ -23,9 +23,9 @@ __all__ = [
 
 _LOG = get_logger(__name__)
 _OURS = "omniload-"
-"""What the namespaces of data planes begin with."""
+"""Prefix of the namespaces of data planes."""
 _TOLD_AFTER_S, _TURN_S = 10.0, 330.0
-"""When the user of a thread that waits for its turn is told, and its longest wait: a Ray may start twice."""
+"""Wait for a turn after which the user is told, and the longest wait, in which a Ray may start twice."""
 
 
 def new_namespace() -> str:
@@ -34,23 +34,23 @@ def new_namespace() -> str:
 
 
 def where(namespace: str) -> dict[str, str]:
-    """Return the namespace of a plane, where it is another than that of this process, as Ray takes it."""
+    """Return a plane's namespace as an argument for Ray; empty if it is the namespace of this process."""
     own = str(ray.get_runtime_context().namespace)
     return {} if own == namespace else {"namespace": namespace}
 
 
 @dataclass(slots=True)
 class _Connection:
-    """What planes have made of this process's connection to Ray."""
+    """State of this process's connection to Ray, shared by its planes."""
 
     users: int = 0
-    """Planes over it."""
+    """Number of planes that use it."""
     made: bool = False
-    """Whether one of them made it."""
+    """Whether a plane made the connection."""
     owned: bool = False
-    """Whether its Ray is one plane's own, with room for the actors of that one alone."""
+    """Whether the Ray belongs to one plane, with room for the actors of that plane only."""
     doing: str = ""
-    """What the thread does whose turn it is, as a sentence goes on that begins with it."""
+    """What the thread that has the turn does, as a clause that follows ``which`` in a message."""
 
 
 _TURN, _CONNECTION = threading.RLock(), _Connection()
@@ -58,9 +58,10 @@ _TURN, _CONNECTION = threading.RLock(), _Connection()
 
 @contextmanager
 def in_turn(doing: str) -> Iterator[None]:
-    """Look at the connection of this process, make it or leave it, while no other thread does; also as a decorator.
+    """Inspect, make or leave this process's connection while no other thread does; also usable as a decorator.
 
-    A thread that has its turn may take another within it; ``doing`` is what is done, such as ``leaves its Ray``.
+    A thread that has its turn may take another turn inside it. ``doing`` describes the action, such as ``leaves its
+    Ray``.
 
     Raises:
         UnavailableError: Another thread takes too long.
@@ -84,13 +85,13 @@ def in_turn(doing: str) -> Iterator[None]:
 
 
 def use_connection(*, made: bool) -> Callable[[], bool]:
-    """Note that a plane is used over the connection of this process to Ray, which was ``made`` for it or was there.
+    """Note that a plane uses this process's connection to Ray; ``made`` says whether the plane made the connection.
 
-    Both this and what it returns are called ``in_turn``, with what makes the connection, or leaves it.
+    Call both this function and its result ``in_turn``, together with the code that makes or leaves the connection.
 
     Returns:
-        What ends that, and tells whether the connection is to be left: it was made for a plane, and this was the last
-        of all. A second call tells that it is not.
+        A function that ends the use. It returns whether the connection must be left: a plane made it, and this plane
+        was the last user. A second call returns false.
     """
     _CONNECTION.users += 1
     _CONNECTION.made |= made
@@ -111,12 +112,12 @@ def use_connection(*, made: bool) -> Callable[[], bool]:
 
 
 def is_used() -> bool:
-    """Tell whether a plane is used over the connection of this process to Ray; asked ``in_turn``."""
+    """Return whether a plane uses this process's connection to Ray; call it ``in_turn``."""
     return _CONNECTION.users > 0
 
 
 def own_the_ray() -> Callable[[], None]:
-    """Note that the Ray of this process is one plane's own; return what ends that."""
+    """Note that the Ray of this process belongs to one plane; return a function that ends this."""
     _CONNECTION.owned = True
 
     def end() -> None:
@@ -126,16 +127,16 @@ def own_the_ray() -> Callable[[], None]:
 
 
 def require_not_owned() -> None:
-    """Refuse with ``StateError`` a second plane in the Ray of one that started it for itself, and ends it."""
+    """Refuse, with ``StateError``, a second plane in a Ray that another plane started for itself and will end."""
     if _CONNECTION.owned:
         raise _another_open(str(ray.get_runtime_context().namespace))
 
 
 def require_unconnected() -> None:
-    """Refuse a process that is connected to a Ray: it can be to one at a time.
+    """Refuse a process that is connected to a Ray: a process can be connected to only one at a time.
 
     Raises:
-        StateError: It is; for another data plane, or by whatever else runs in it.
+        StateError: The process is connected, for another data plane or by other code.
     """
     if not ray.is_initialized():
         return

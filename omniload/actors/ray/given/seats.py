@@ -1,4 +1,4 @@
-"""Bundles for roles that stay on the node of somebody else, and the placement group that a process is in."""
+"""Bundles for roles that must stay on a certain node, and the placement group that this process is in."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,18 +16,18 @@ _LOG = get_logger(__name__)
 
 
 class Seats:
-    """Bundles of planner and data constructors. For one thread at a time."""
+    """Bundles of the planner and the data constructors. For one thread at a time."""
 
     def __init__(self, look: Callable[[str], Sequence[NodeSeen]] = nodes_seen) -> None:
-        """Begin with nobody; ``look`` returns the nodes, and the bundles of a group."""
+        """Begin without members; ``look`` returns the nodes, and the bundles of a group."""
         self._look = look
         self._coming: dict[Member, tuple[str, Mapping[str, float]]] = {}
-        """Those whose process is not known yet: Ray may not count there what they ask for."""
+        """Members whose process is not known yet. Ray may not have subtracted their resources there yet."""
 
     def of(
         self, member: Member, node: str, wanted: RolePlaceConfig
     ) -> tuple[str, Mapping[str, float]]:
-        """Return where a member is to be started on a node, and what it asks for there."""
+        """Return where on a node a member is to be started, and which resources it asks for there."""
         asked = wanted.asked()
         if not wanted.placement_group:
             return node, asked
@@ -40,13 +40,13 @@ class Seats:
                 *(wanted.placement_group, node, member.name),
             )
             return node, {}
-        # Where there is no room, what a lost member had there is given back in a moment.
+        # If no bundle has room, the resources of a lost member will be free again in a moment.
         place = max(there, key=lambda each: (each.room(asked), each.place)).place
         self._coming[member] = place, asked
         return place, asked
 
     def forget(self, member: Member) -> None:
-        """Note that a member is there, and counted by Ray, or has ended."""
+        """Note that a member has ended, or is present and counted by Ray."""
         self._coming.pop(member, None)
 
     def _left(self, node: NodeSeen) -> NodeSeen:
@@ -57,10 +57,10 @@ class Seats:
 
 
 def at_current(place: PlaceConfig) -> PlaceConfig:
-    """Return where roles are, with the bundles of this process's placement group that nobody uses for ``current``.
+    """Return the places of roles, with ``current`` replaced by the unused bundles of this process's placement group.
 
     Raises:
-        ConfigError: The process is in no such group, or all of it is used.
+        ConfigError: The process is in no placement group, or all of the group is used.
     """
     if CURRENT not in place.groups():
         return place

@@ -1,6 +1,6 @@
-"""Who may have a detached plane: one driver at a time, with the mix that the plane is of.
+"""Decides who may use a detached plane: one driver at a time, and only with the plane's mix.
 
-It has no clock and knows no Ray: the opener tells it the time, and which ranks are there.
+This module has no clock and does not use Ray. The opener passes in the time and the present ranks.
 """
 
 import hashlib
@@ -21,39 +21,41 @@ from omniload.machine.progress import rank_name
 __all__ = ["LEASE_S", "LEFT_S", "Attaching", "Tenancy", "opener_of", "rank_names"]
 
 LEASE_S = 60.0
-"""How long a plane is kept for the driver that attached, until the first of its ranks has joined."""
+"""How long a plane is reserved for the driver that attached, until its first rank joins."""
 _NUMBER = ".plane.id"
-"""File of a run's folder: a number by chance, which tells it from another folder of its path on another host."""
+"""File in a run's folder with a random number, which distinguishes it from a folder of the same path on another
+host."""
 _LETTERS, _WRITTEN_S, _LOOK_S = 32, 2.0, 0.02
 LEFT_S = 5.0
-"""Beside the silence of ranks on other hosts: how long a driver waits for the ranks of the one before to be gone."""
+"""How long a driver waits for the previous driver's ranks to go, in addition to the allowed silence of ranks on other
+hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attaching:
-    """What a driver asks of the opener of a detached plane."""
+    """Request of a driver to the opener of a detached plane."""
 
     spec: PlaneSpec
-    """The run, with the state that the driver goes on from."""
+    """The run, with the state that the driver continues from."""
     identity: Mapping[str, str]
-    """Of which mix, release and code it is, by names of what differs."""
+    """Mix, release and code of the driver, by the names used to report a difference."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the driver that ``runtime.env.pass_on`` names."""
+    """Variables of the driver's environment that ``runtime.env.pass_on`` names."""
     driver: str = ""
-    """Which process of which host it is, for messages."""
+    """Process and host of the driver, for messages."""
     opener: str = ""
-    """Name of the opener that is asked, which tells the run's folder; see ``opener_of``."""
+    """Name of the asked opener, which identifies the run's folder; see ``opener_of``."""
     ticket: str = ""
-    """Tells this asking from all others, however often it is sent."""
+    """Identifier of this request, the same however often the request is sent."""
 
     @property
     def passed_on(self) -> str:
-        """Digest of the variables: no value is kept."""
+        """Digest of the variables, so that no value is kept."""
         text = json.dumps(sorted(self.environment.items()))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def for_an_actor(self) -> Self:
-        """Return it with folders, and a Ray, that are the same in an actor: in a working directory of its own."""
+        """Return the request with absolute folders and a Ray address that are valid in an actor's working directory."""
         spec = self.spec
         assert spec.run_dir is not None, "whoever opens a detached plane requires one"
         whole = replace(
@@ -62,16 +64,16 @@ class Attaching:
             run_dir=spec.run_dir.resolve(),
             cache_dir=None if spec.cache_dir is None else spec.cache_dir.resolve(),
         )
-        # An actor is connected to its Ray already, by whatever address that has on its own node.
+        # An actor is already connected to its Ray, whose address may be different on the actor's node.
         runtime = spec.mix.runtime.model_copy(update={"address": "auto"})
         mix = spec.mix.model_copy(update={"runtime": runtime})
         return replace(self, spec=replace(whole, mix=mix))
 
     def require_same_folder(self, where: str) -> None:
-        """Refuse a process that has another folder of this path than the driver, or none.
+        """Refuse a process for which the run's folder is missing or is another folder than the driver's.
 
         Raises:
-            StateError: It has.
+            StateError: The folder is missing or different.
         """
         run_dir = self.spec.run_dir
         assert run_dir is not None, "whoever opens a detached plane requires one"
@@ -83,12 +85,12 @@ class Attaching:
 
 
 class Tenancy:
-    """Of which mix a plane is, and which driver has it. For one thread at a time."""
+    """The mix of a plane, and the driver that uses the plane. For one thread at a time."""
 
     def __init__(self) -> None:
-        """Begin with no plane."""
+        """Begin without a plane."""
         self.driver = "nobody"
-        """Which attached last, for messages."""
+        """Driver that attached last, for messages."""
         self._identity: Mapping[str, str] = {}
         self._passed_on = self._ticket = ""
         self._leased_until_s = 0.0
@@ -96,19 +98,19 @@ class Tenancy:
     def why_wait(
         self, asked: Attaching, waited_s: float, ranks: Sequence[str], now_s: float
     ) -> str:
-        """Return for whom a driver has to wait; empty where it is its turn.
+        """Return what a driver must wait for; empty if it is the driver's turn.
 
         Args:
-            asked: What it asks.
-            waited_s: How long it has waited.
-            ranks: Ranks that are there.
-            now_s: The time.
+            asked: The driver's request.
+            waited_s: How long the driver has waited.
+            ranks: Ranks that are present.
+            now_s: Present time.
 
         Raises:
-            StateError: The plane is of another mix, or its ranks are those of a driver that stays.
+            StateError: The plane is of another mix, or its ranks belong to a driver that stays.
         """
         self._refuse_another(asked)
-        # An answer may be lost: whoever has the plane may ask once more.
+        # An answer may be lost, so the driver that has the plane may ask again.
         if asked.ticket == self._ticket:
             return ""
         names = ", ".join(ranks)
@@ -125,7 +127,7 @@ class Tenancy:
         return ""
 
     def opened(self, asked: Attaching) -> None:
-        """Note of what a plane is that was opened."""
+        """Note the identity of the plane that was opened."""
         self._identity, self._passed_on = dict(asked.identity), asked.passed_on
 
     def closed(self) -> None:
@@ -133,7 +135,7 @@ class Tenancy:
         self._identity, self._ticket, self._leased_until_s = {}, "", 0.0
 
     def give(self, asked: Attaching, now_s: float) -> None:
-        """Give the plane to a driver, whose ranks are to join."""
+        """Give the plane to a driver, whose ranks will join."""
         self._ticket, self.driver, self._leased_until_s = (
             asked.ticket,
             asked.driver,
@@ -141,15 +143,15 @@ class Tenancy:
         )
 
     def joined(self) -> None:
-        """Note that a rank of the driver has joined: from now on its ranks say whether it is there."""
+        """Note that a rank of the driver has joined: from now on, its ranks show whether the driver is present."""
         self._leased_until_s = 0.0
 
     def driver_ended(self) -> None:
-        """Note that the driver's process has ended: no rank of it is waited for."""
+        """Note that the driver's process has ended, so that the plane is not reserved for its ranks any more."""
         self._leased_until_s = 0.0
 
     def has_other_variables(self, asked: Attaching) -> bool:
-        """Tell whether roles of the plane were handed other values than this driver passes on."""
+        """Return whether the plane's roles received other values than this driver passes on."""
         return self._passed_on != asked.passed_on
 
     def _refuse_another(self, asked: Attaching) -> None:
@@ -173,11 +175,11 @@ def rank_names(spec: PlaneSpec) -> list[str]:
 
 @system_refusals("the run's folder")
 def opener_of(run_dir: Path, *, is_new: bool = False) -> str:
-    """Return the name of the opener of a run: by the path of its folder, and the number that is written there.
+    """Return the name of a run's opener, made of the folder's path and the number written in the folder.
 
     Args:
-        run_dir: The folder.
-        is_new: Whether one that has no number is given one.
+        run_dir: The run's folder.
+        is_new: Whether to write a number into a folder that has none.
 
     Raises:
         StateError: The folder cannot be used.
@@ -189,7 +191,7 @@ def opener_of(run_dir: Path, *, is_new: bool = False) -> str:
             file.write(secrets.token_hex(_LETTERS // 2))
     until_s = time.monotonic() + _WRITTEN_S
     with suppress(FileNotFoundError):
-        # Another driver may be writing it.
+        # Another driver may be writing the number.
         while len(number := place.read_text(encoding="ascii")) < _LETTERS:
             if time.monotonic() >= until_s:
                 raise StateError(f"{place} has {len(number)} of {_LETTERS} letters; remove it")

@@ -1,1 +1,1 @@
-"""What a plane has on each host: a node of Ray, where it listens, and the heartbeats of the host's roles."""
+"""The parts of a plane on each host: a node of Ray, its listening address, and the heartbeats of the host's roles."""

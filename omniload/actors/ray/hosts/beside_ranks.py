@@ -1,8 +1,8 @@
-"""Which node the data constructors of ranks that come and go are to be on: that of their ranks, where it is one.
+"""Chooses the nodes of data constructors whose ranks come and go: the node of the ranks, if they share one.
 
-Ranks say where they are as they become part of a world (``RanksOn``, with the planner). The keeper has a constructor
-move whose ranks are all on another node than it (``Moves``); it is started there first, and then told what to build,
-as one that takes the place of a lost one.
+A rank reports its node to the planner when it joins a world (``RanksOn``). If all ranks of a constructor are on one
+node and the constructor is on another, the keeper moves the constructor (``Moves``). The keeper starts it on the new
+node first and then tells it what to build, as it does for the successor of a lost constructor.
 """
 
 import time
@@ -14,26 +14,26 @@ from omniload.machine.roster.members import Member
 __all__ = ["Moves", "RanksOn"]
 
 _TRIES, _AGAIN_S = 5, 30.0
-"""Longer than Ray takes to know that a host is gone: until then it would wait for it."""
+"""Longer than Ray takes to notice that a host is gone. Until then, Ray would wait for that host."""
 
 
 class RanksOn:
     """The nodes of the ranks of one world."""
 
     def __init__(self) -> None:
-        """Begin with no rank."""
+        """Begin without ranks."""
         self._generation = 0
         self._node_of: dict[int, str] = {}
 
     def note(self, dp_rank: int, generation: int, node: str) -> None:
-        """Note where a rank is; one of a world that is over is on its way out."""
+        """Note the node of a rank. A rank of an earlier world is ignored because it is about to leave."""
         if generation > self._generation:
             self._generation, self._node_of = generation, {}
         if generation == self._generation:
             self._node_of[dp_rank] = node
 
     def of(self, ranks_of: Sequence[Sequence[int]], generation: int) -> list[str | None]:
-        """Return the one node of the ranks of each constructor; ``""`` for several, ``None`` while it is not known."""
+        """Return the node of each constructor's ranks: ``""`` for several nodes, ``None`` while one is unknown."""
         known = self._node_of if generation == self._generation else {}
         found: list[str | None] = []
         for ranks in ranks_of:
@@ -45,29 +45,30 @@ class RanksOn:
 
 @dataclass(slots=True)
 class _Tries:
-    """How often a constructor may yet be started on a node, which may be gone, or have no Python that does."""
+    """The remaining starts of a constructor on a node, which may be gone or may lack a working Python."""
 
     node: str
     generation: int
-    """Of the ranks for which it is to be there."""
+    """Generation of the ranks that the constructor moves to."""
     left: int = _TRIES
     again_s: float = float("-inf")
 
 
 class Moves:
-    """The nodes of the constructors of a plane that are not where it was opened. For one thread at a time."""
+    """The nodes of constructors that are not on the plane's home node. For one thread at a time."""
 
     def __init__(self, home: str, now_s: Callable[[], float] = time.monotonic) -> None:
-        """Begin with everybody on the node ``home``; ``now_s`` is a clock that never goes back."""
+        """Begin with every member on the node ``home``; ``now_s`` is a monotonic clock."""
         self._home, self._now_s = home, now_s
         self._next: dict[str, str] = {}
         self._tries: dict[str, _Tries] = {}
         self._node_of: dict[Member, str] = {}
 
     def place(self, member: Member) -> str:
-        """Return the node that a member is to be started on: its new one where it moves, else home.
+        """Return the node to start a member on: the new node if its role is moving, else home.
 
-        The member after a lost one is at home: Ray may not know yet that a host is gone, and would wait for it.
+        The member that follows a lost one starts at home: Ray may not have noticed yet that a host is gone, and would
+        wait for it.
         """
         node = self._node_of[member] = self._next.pop(member.role, self._home)
         if node != self._home:
@@ -77,12 +78,12 @@ class Moves:
     def wanted(
         self, holders: Mapping[str, Member], generation: int, nodes: Mapping[str, str | None]
     ) -> list[Member]:
-        """Return the holders that are to move, each to the node where the next of its role is placed.
+        """Return the holders that are to move, and note the node on which the next member of each role will start.
 
         Args:
-            holders: Of all roles.
-            generation: Of the ranks.
-            nodes: Of the ranks of each constructor, as ``RanksOn.of`` returns them.
+            holders: Holder of each role.
+            generation: Generation of the ranks.
+            nodes: Node of each constructor's ranks, as returned by ``RanksOn.of``.
         """
         found = []
         for role, theirs in nodes.items():
@@ -99,11 +100,11 @@ class Moves:
         return found
 
     def stay(self, role: str) -> None:
-        """Forget the move of a role for which nobody was started, as others were being: who follows next is at home."""
+        """Forget the move of a role for which no member was started; the role's next member starts at home."""
         self._next.pop(role, None)
 
     def away(self) -> list[Member]:
-        """Return the members that are not at home."""
+        """Return the members that are not on the home node."""
         return [member for member, node in self._node_of.items() if node != self._home]
 
     def forget(self, member: Member) -> None:

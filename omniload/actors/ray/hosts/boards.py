@@ -1,4 +1,4 @@
-"""Heartbeats of all hosts of a plane: those of this host from its folder, the others' through roles there."""
+"""Heartbeats of all hosts of a plane: this host's come from its folder, the others' through a role on each host."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -30,10 +30,10 @@ _LOG = get_logger(__name__)
 
 
 class HostsBoard(Board):
-    """Asks a role of each other host for the heartbeats of that host, whenever it is read.
+    """Reads this host's heartbeats, and asks a role on each other host for the heartbeats of that host.
 
-    A host that does not answer in time has the heartbeats that it told last: they grow old, which
-    is how roles are seen to have stopped, and are marked as cut off.
+    If a host does not answer in time, its last heartbeats are returned again, marked as cut off. They grow old, and
+    their age shows that the roles have stopped.
     """
 
     def __init__(
@@ -43,29 +43,30 @@ class HostsBoard(Board):
         roles_away: Mapping[str, Sequence[str]],
         waited_for: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """Read the folder of this host, and ask roles of others.
+        """Read the folder of this host, and ask roles on the other hosts.
 
         Args:
             here: Heartbeats of this host.
-            namespace: Of the plane's actors.
-            roles_away: Names of roles of each other host; any of them will do.
-            waited_for: Those of each host that are told to be cut off even where it has never answered.
+            namespace: Namespace of the plane's actors.
+            roles_away: Names of roles on each other host; any one of them can answer.
+            waited_for: Names of roles on each host that are reported as cut off even if the host has never answered.
         """
         self._here, self._roles_away, self._waited_for = here, roles_away, waited_for or {}
         self._namespace = namespace
         self._began_s = time.monotonic()
         self._told: dict[str, dict[str, Progress]] = {}
-        """Heartbeats that each role that is asked has told last, by name: a role that is gone from there has ended."""
+        """Last heartbeats from each asked role, by name. A name that is missing from them belongs to a role that has
+        ended."""
         self._late: dict[str, Any] = {}
-        """Answers that have not come yet, by role: who is stopped is not asked over and over."""
+        """Answers that are still outstanding, by role. A role that is stopped is not asked again meanwhile."""
         self._looked_for: dict[str, Future[Any]] = {}
-        """Roles that Ray's head has been asked for, and has not told."""
+        """Roles whose actors Ray's head has been asked for and has not returned yet."""
 
     @override
     def read(self) -> dict[str, Progress]:
         answers = self._answers()
         for role, (now_s, roles) in answers.items():
-            # At most so far: the answer took a while, and a heartbeat looks the younger for it.
+            # This is an upper limit of the difference: the answer took some time, by which the heartbeat looks younger.
             ahead_s = time.monotonic() - now_s
             found = [Progress.from_json(stored).moved(ahead_s) for stored in roles]
             self._told[role] = {progress.name: progress for progress in found}
@@ -76,12 +77,12 @@ class HostsBoard(Board):
                 told = [replace(progress, is_cut_off=True) for progress in told]
                 told += self._unheard(host) if not told else []
             found += told
-        # What this host has seen itself comes last: nobody tells it better.
+        # This host's own heartbeats come last because no other host knows them better.
         found.sort(key=lambda p: p.beat_s)
         return {progress.name: progress for progress in found} | self._here.read()
 
     def _unheard(self, host: str) -> list[Progress]:
-        """Return what stands for the roles of a host that has never answered."""
+        """Return heartbeats that stand for the roles of a host that has never answered."""
         names = self._waited_for.get(host, ())
         return [
             Progress(name=name, pid=0, beat_s=self._began_s, tasks=(), is_cut_off=True)
@@ -89,7 +90,7 @@ class HostsBoard(Board):
         ]
 
     def _answers(self) -> dict[str, tuple[float, list[dict[str, Any]]]]:
-        # What came since the last read tells the clock of then, so it is not heard, and asked for anew.
+        # An answer that arrived since the last read carries an old clock reading, so it is dropped and asked for anew.
         come = _come(list(self._late.values()), timeout_s=0.0)
         self._late = {role: answer for role, answer in self._late.items() if answer not in come}
         for role in chain(*self._roles_away.values()):
@@ -100,7 +101,7 @@ class HostsBoard(Board):
                     actor = self._looked_for[role].result(_ANSWER_S)
                     self._late[role] = actor.heartbeats.remote()
                 except FutureTimeoutError:
-                    continue  # a rank that waits has to look whether the opener is there still
+                    continue  # a waiting rank must be free to check that the opener is still there
                 except (ValueError, UnavailableError, RayError) as error:
                     _LOG.debug("%s cannot be asked for heartbeats: %s", role, error)
                 del self._looked_for[role]
@@ -117,21 +118,21 @@ class HostsBoard(Board):
 
 
 def _come(asked: list[Any], *, timeout_s: float) -> list[Any]:
-    """Return the answers that have come by then."""
+    """Return the answers that arrive within the timeout."""
     return ray.wait(asked, num_returns=len(asked), timeout=timeout_s)[0] if asked else []
 
 
 def _newest(role: str, namespace: str) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
-    """Return the actor that a role began with, or the one that took its place."""
+    """Return the actor that began as a role, or the actor that replaced it."""
     try:
         return ray.get_actor(role, **where(namespace))
     except (ValueError, AssertionError):  # as in ``actor_named``
-        # Of all named actors, only now: most roles are never replaced.
+        # The list of all named actors is costly, so it is asked for only now: most roles are never replaced.
         return actor_named(newest_of(role, namespace) or role, namespace)
 
 
 def boards_of(address: PlaneAddress, folder: Path) -> tuple[FolderBoard, Board]:
-    """Return the heartbeats of this host, to post to, and those of all hosts, to read."""
+    """Return the board of this host, to post to, and the board of all hosts, to read."""
     here = FolderBoard(folder)
     roles_away = address.roles_away_from(host_id())
     waited_for = address.waited_for_away_from(host_id())

@@ -1,6 +1,6 @@
-"""Bundles of a placement group of the user's own, as places for members beside whole nodes.
+"""Bundles of a user's own placement group, as places for members in addition to whole nodes.
 
-A place is named by its node, and by bundle and group where it is one: ``NODE`` or ``NODE/BUNDLE/GROUP``.
+A place is named ``NODE`` or, if it is a bundle, ``NODE/BUNDLE/GROUP``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,30 +26,30 @@ class Bundle:
     """A bundle that Ray has reserved on a node."""
 
     group: str
-    """Number of its placement group."""
+    """Number of the bundle's placement group."""
     index: int
     node: str
     has: Mapping[str, float]
-    """Amount of each resource that it has."""
+    """Amount of each resource in the bundle."""
 
     @property
     def place(self) -> str:
-        """Its name as a place."""
+        """Name of the bundle as a place."""
         return _BETWEEN.join((self.node, str(self.index), self.group))
 
     def free(self, free: Mapping[str, float]) -> dict[str, float]:
-        """Return what nobody has claimed of it, given what nobody has of its node."""
-        # As Ray names what it has set aside of a node.
+        """Return the bundle's unclaimed resources, given the unclaimed resources of its node."""
+        # Ray lists the resources of a bundle among those of its node, under names of this form.
         return {name: free.get(f"{name}_group_{self.index}_{self.group}", 0.0) for name in self.has}
 
 
 def bundles_in(table: Mapping[str, Mapping[str, Any]], wanted: str) -> list[Bundle]:
-    """Return the bundles of a placement group that Ray has reserved, by its name or number; none before.
+    """Return the bundles of a placement group, by its name or number; none until Ray has reserved the group.
 
     Args:
-        table: Ray's table of all placement groups, by their numbers.
-        wanted: Name or number. Of several that have one name, the bundles of all are returned. Behind a number may
-            stand which of its bundles alone, as ``NUMBER/2,3``.
+        table: Ray's table of all placement groups, by number.
+        wanted: Name or number. If several groups have this name, the bundles of all of them are returned. A number may
+            be followed by the bundles that are wanted, as in ``NUMBER/2,3``.
     """
     of, _, some = wanted.partition(_BETWEEN) if wanted not in _names(table) else (wanted, "", "")
     return [
@@ -66,12 +66,12 @@ def _names(table: Mapping[str, Mapping[str, Any]]) -> set[str]:
 
 
 def some_of(bundles: Sequence[Bundle]) -> str:
-    """Return how bundles of one group are wanted, and no others of it; see ``bundles_in``."""
+    """Return the text that asks for these bundles of a group and no others; see ``bundles_in``."""
     return f"{bundles[0].group}{_BETWEEN}{','.join(str(each.index) for each in bundles)}"
 
 
 def group_at(place: str) -> str:
-    """Return the number of the placement group that a place is of; empty for a whole node."""
+    """Return the number of a place's placement group; empty for a whole node."""
     return place.rpartition(_BETWEEN)[2] if _BETWEEN in place else ""
 
 
@@ -81,7 +81,7 @@ def node_at(place: str) -> str:
 
 
 def strategy_for(place: str, *, is_soft: bool) -> Any:  # noqa: ANN401 -- Ray's strategies have no base
-    """Return how Ray schedules an actor at a place; ``is_soft`` lets it take another node than one that is gone."""
+    """Return Ray's scheduling strategy for an actor at a place; ``is_soft`` allows another node if this one is gone."""
     node, *bundle = place.split(_BETWEEN)
     if not bundle:
         return NodeAffinitySchedulingStrategy(node_id=node, soft=is_soft)

@@ -1,4 +1,4 @@
-"""Processes of a plane's members: held on this host, and on each other one looked at by its watch."""
+"""Processes of a plane's members: those of this host are held here, those of another host are observed by its watch."""
 
 import os
 import select
@@ -16,10 +16,10 @@ __all__ = ["EndWatch", "MemberProcesses"]
 
 
 class MemberProcesses:
-    """Processes of members, on whichever host. For one thread; what is told of an end is told in another."""
+    """Processes of members on all hosts. For one thread; ``ended`` callbacks run in another thread."""
 
     def __init__(self, watches: Watches) -> None:
-        """Begin with nobody; ``watches`` are those of the other hosts."""
+        """Begin without processes; ``watches`` observe the other hosts."""
         self._watches = watches
         self._here: dict[Member, HeldProcess] = {}
         self._ends = EndWatch()
@@ -27,15 +27,15 @@ class MemberProcesses:
     def take(
         self, member: Member, process: Process, board: Path | None, ended: Callable[[], None]
     ) -> None:
-        """Hold the process of a member, to look at it, to be told of its end, and to end it; none that has ended.
+        """Hold the process of a member, to observe it, to report its end, and to end it; do nothing if it has ended.
 
-        One of another host is Ray's to end, and to tell of: it is looked at there alone.
+        A process of another host is only observed. Ray ends it and reports its end.
 
         Args:
-            member: Whose process it is.
-            process: It.
-            board: Folder of another host that the member posts its heartbeats to; ``None`` where it posts to none.
-            ended: Called once it has ended, in another thread.
+            member: Member that runs in the process.
+            process: The process.
+            board: Folder on another host that the member posts its heartbeats to; ``None`` if it posts to no folder.
+            ended: Called in another thread once the process has ended.
         """
         if process.place != Process.own().place:
             self._watches.add(member.name, process, board)
@@ -45,20 +45,20 @@ class MemberProcesses:
             self._ends.add(held, ended)
 
     def look(self, now_s: float, later: Later) -> None:
-        """Have other hosts look at theirs; see ``Watches.look``."""
+        """Have the other hosts look at their processes; see ``Watches.look``."""
         self._watches.look(now_s, later)
 
     def stopped(self) -> frozenset[str]:
-        """Return the names of members whose process is stopped, on other hosts as was heard last."""
+        """Return the names of members whose process is stopped; for other hosts, according to their last answer."""
         here = [member.name for member, process in self._here.items() if process.is_stopped()]
         return self._watches.stopped().union(here)
 
     def beats(self, now_s: float) -> dict[str, Progress]:
-        """Return heartbeats of members of other hosts that answer, each by the clock of its host."""
+        """Return heartbeats of members on hosts that answer, each by the clock of its host."""
         return self._watches.beats(now_s)
 
     def end(self, member: Member) -> bool:
-        """Let go of a member; return whether its process was held here, and is ended."""
+        """Stop observing a member, and end its process if it is held here; return whether it was."""
         self._watches.forget(member.name)
         process = self._here.pop(member, None)
         if process is None:
@@ -69,20 +69,20 @@ class MemberProcesses:
         return True
 
     def close(self) -> None:
-        """Let go of the processes that are held; they go on."""
+        """Release the held processes, which continue to run."""
         self._ends.close()
         while self._here:
             self._here.popitem()[1].close()
 
 
 class EndWatch:
-    """Tells at once of the end of held processes, in a thread for all of them.
+    """Reports the end of held processes immediately, with one thread for all of them.
 
-    Ray tells of it too, by way of its raylet, its head and a call that fails: 20 to 110 ms later on two busy cores.
+    Ray also reports it, through its raylet, its head and a failing call, but 20 to 110 ms later on two busy cores.
     """
 
     def __init__(self) -> None:
-        """Watch nobody yet."""
+        """Begin without processes."""
         self._poll, self._lock = select.epoll(), threading.Lock()
         self._watched: dict[int, tuple[HeldProcess, Callable[[], None]]] = {}
         self._closing = os.eventfd(0, os.EFD_CLOEXEC)
@@ -90,24 +90,24 @@ class EndWatch:
         self._thread: threading.Thread | None = None
 
     def add(self, process: HeldProcess, tell: Callable[[], None]) -> None:
-        """Call ``tell`` once, in the thread that watches, when a process has ended."""
+        """Call ``tell`` once, in the watching thread, when a process has ended."""
         with self._lock:
             self._watched[process.descriptor] = process, tell
-        # Once: what has ended stays so, and would be told for as long as it is held.
+        # One shot, because a process that has ended stays readable and would be reported for as long as it is held.
         self._poll.register(process.descriptor, select.EPOLLIN | select.EPOLLONESHOT)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="omniload-ends", daemon=True)
             self._thread.start()
 
     def forget(self, process: HeldProcess) -> None:
-        """Tell of a process no more; before it is closed, as another one may get its descriptor's number."""
+        """Stop watching a process; call this before closing it, because its descriptor's number may be reused."""
         with self._lock:
             self._watched.pop(process.descriptor, None)
-        # A fork may hold a copy of the descriptor, so that closing it would not end this.
+        # Closing the descriptor alone is not enough: a forked process may hold a copy of it.
         self._poll.unregister(process.descriptor)
 
     def close(self) -> None:
-        """Watch nobody any more."""
+        """Stop watching."""
         os.eventfd_write(self._closing, 1)
         if self._thread is not None:
             self._thread.join()
@@ -120,7 +120,7 @@ class EndWatch:
             if self._closing in found:
                 return
             with self._lock:
-                # In the lock, and looked at again: a number may be another process's by now.
+                # Looked up and checked under the lock, because a number may belong to another process by now.
                 watched = [self._watched[each] for each in found if each in self._watched]
                 ended = [tell for process, tell in watched if process.has_ended()]
             for tell in ended:

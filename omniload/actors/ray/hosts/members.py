@@ -1,4 +1,4 @@
-"""The hosts of a plane: what others need to join it, how a node is started there, and where each is reached."""
+"""The hosts of a plane: what they need to join it, how each one's node is started, and the addresses they listen on."""
 
 from omniload.actors.address import Head, HostPlace, Hosts, NodeTerms, PlaneAddress
 from omniload.actors.lifeline import Lifeline
@@ -37,7 +37,7 @@ __all__ = [
 
 
 def listening_of(bind: str, ports: str, toward: str | None) -> Listening:
-    """Return where a node of this host listens, by ``runtime.bind`` and ``runtime.ports``.
+    """Return where a node on this host listens, according to ``runtime.bind`` and ``runtime.ports``.
 
     Raises:
         ConfigError: This host has no such address.
@@ -49,23 +49,23 @@ def listening_of(bind: str, ports: str, toward: str | None) -> Listening:
 def cluster_of(
     runtime: RuntimeConfig, listening: Listening, *, bytes_: int, workers: int
 ) -> Cluster:
-    """Return the Ray that a plane is opened in: one of our own, or the one that ``runtime.address`` names."""
+    """Return the Ray that a plane is opened in: one of our own, or the Ray that ``runtime.address`` names."""
     if runtime.address:
         return given_cluster(runtime.address)
     return PrivateCluster(object_store_bytes=bytes_, workers=workers, listening=listening)
 
 
 class MemberNode:
-    """A node of a host that is not the opener's, for as long as one rank of that host holds it."""
+    """A node on a host other than the opener's. It lives as long as one rank of that host holds it."""
 
     def __init__(self, head: Head, listening: Listening, *, bytes_: int, workers: int) -> None:
         """Start the node, and connect this process to it.
 
         Args:
-            head: What it joins.
-            listening: Where it listens.
-            bytes_: Its shared memory.
-            workers: Processes of actors; 0 where none is to run there.
+            head: The head that the node joins.
+            listening: Where the node listens.
+            bytes_: Shared memory, in bytes.
+            workers: Number of actor processes; 0 if no actor is to run there.
 
         Raises:
             ConfigError: The ports to listen on are too few.
@@ -93,12 +93,12 @@ class MemberNode:
             raise
 
     def close(self) -> None:
-        """End it."""
+        """End the node."""
         self._cluster.close()
 
 
 def head_of(runtime: RuntimeConfig, cluster: Cluster) -> Head:
-    """Return what other hosts need to become part of a cluster."""
+    """Return the information with which other hosts join a cluster."""
     return Head(
         cluster=cluster.address,
         namespace=cluster.namespace,
@@ -107,7 +107,7 @@ def head_of(runtime: RuntimeConfig, cluster: Cluster) -> Head:
 
 
 def terms_of(spec: PlaneSpec, listening: Listening) -> NodeTerms | None:
-    """Return how ranks of other hosts may join later; ``None`` where the plane's ranks stay, or it is on loopback."""
+    """Return how ranks of other hosts may join later; ``None`` if the ranks are fixed or the plane is on loopback."""
     runtime = spec.mix.runtime
     if not runtime.elastic or not (runtime.address or listening.address != LOOPBACK):
         return None
@@ -120,12 +120,13 @@ def terms_of(spec: PlaneSpec, listening: Listening) -> NodeTerms | None:
 
 
 def lifeline_of(cluster: Cluster, listening: Listening) -> Lifeline:
-    """Return what holds a connection of every rank on another host, for as long as this process lives.
+    """Return a lifeline, to which every rank on another host keeps a connection for as long as this process lives.
 
     Raises:
-        ConfigError: The port that is left to it is taken.
+        ConfigError: The port reserved for the lifeline is taken.
     """
-    # Of a Ray of others nobody gave it an address: the one that Ray has found is reached from its other nodes.
+    # Without an address of ours, as in a user's Ray, this is the address that Ray found, which its other nodes can
+    # reach.
     address = cluster.node_address or str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
     # The last port of the range, which ``ports_of`` leaves free.
     ports = None if listening.ports is None else listening.ports[-1:]
@@ -145,9 +146,9 @@ def address_of(
     Args:
         spec: The run.
         cluster: The plane's Ray.
-        hosts: The hosts of the job; ``None`` where all ranks are on this one.
-        lifeline: Tells other hosts that this process lives.
-        terms: Of ranks that join from other hosts later.
+        hosts: The hosts of the job; ``None`` if all ranks are on this host.
+        lifeline: Shows other hosts that this process lives.
+        terms: Terms for ranks that join from other hosts later.
     """
     here, opener = host_id(), Process.own()
     if hosts is None or not hosts.elsewhere:

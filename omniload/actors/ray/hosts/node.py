@@ -1,12 +1,11 @@
-"""The processes of a node of Ray, without those that no data plane asks.
+"""The processes of a node of Ray, without those that a data plane never uses.
 
-``ray.init`` also starts an autoscaler, a log monitor, and a dashboard server even where the
-dashboard is left out, and waits for that one: 3.7 s of processor time together, most of the
-start on a small machine. Ray has no option against them, so this starts Ray's own ``Node``
-as Ray's ``cluster_utils`` does, without them. The dashboard's agent on the node, 0.8 s more,
-is replaced by a process that does nothing, as a raylet ends when its agent does; the agent for
-environments of tasks, 0.6 s, by one that becomes it when somebody asks. Processes of actors
-are forked from one that loads what roles need while Ray starts (``worker``).
+``ray.init`` also starts an autoscaler, a log monitor, and a dashboard server (even without the dashboard), and waits
+for that server. Together they take 3.7 s of processor time, most of the start on a small machine. Ray has no option to
+disable them. So this module starts Ray's own ``Node`` without them, in the same way as Ray's ``cluster_utils``. A
+raylet ends when an agent ends, so agents are replaced: the dashboard's agent (0.8 s) by a process that does nothing,
+and the agent for environments of tasks (0.6 s) by a process that becomes the agent when it is first asked. Processes of
+actors are forked from a process that loads the modules of roles while Ray starts (``worker``).
 """
 
 import subprocess
@@ -36,23 +35,24 @@ __all__ = ["RayNode", "look_often", "start_node"]
 
 _LOG = get_logger(__name__)
 _REGISTERED_WITHIN_S = 120.0
-"""Ray itself waits another 30 s then; without this, those 30 s are all, too few where cores are scarce."""
+"""Ray waits another 30 s after this. With its own setting it waits those 30 s alone, too short when cores are
+scarce."""
 _LOOK_AGAIN_S = 0.02
 _NO_SERVICE = -1
-"""What Ray's own agent says of a service that its installation lacks."""
+"""Port that Ray's own agent reports for a service that its installation lacks."""
 _CONNECTED_AT_ONCE = {"RAY_prestart_worker_first_driver": "0"}
-"""Else a raylet answers its first driver once the workers are there that it starts ahead: meanwhile that one makes its
-actors, for which workers are started all the same. Of a node that others may join nothing is set: Ray then started
-what had affinity to another node on this one."""
+"""Without this setting, a raylet answers its first driver only after it has started its spare workers. With it, the
+driver creates its actors meanwhile, and workers are started for them anyway. The setting is left out on a node that
+others may join: with it, Ray started actors here that had affinity to another node."""
 _PATCHING = threading.Lock()
 
 
 class RayNode(Protocol):
-    """What was started: address, and an end to it."""
+    """A started node: its address, and a way to end it."""
 
     @property
     def gcs_address(self) -> str:
-        """Where others join."""
+        """Address where other nodes join."""
         ...
 
     def dead_processes(self) -> "list[tuple[str, subprocess.Popen[bytes]]]":
@@ -66,14 +66,14 @@ class RayNode(Protocol):
 
 
 class _Loads:
-    """What workers of a node are forked from."""
+    """Adds to a node the process that its workers are forked from."""
 
     _raylet_socket_name: str | None
     _loading: "subprocess.Popen[bytes] | None" = None
     _has_actors = True
 
     def load(self, begun: list[Any]) -> None:
-        """Begin it, once, while Ray's servers start, which takes as long; note that there is something to be ended."""
+        """Start the loading process once, in parallel with Ray's servers; note this node among those to be ended."""
         if self not in begun:
             begun.append(self)
             if self._has_actors:
@@ -82,7 +82,7 @@ class _Loads:
     def kill_all_processes(
         self, check_alive: bool = True, allow_graceful: bool = False, wait: bool = False
     ) -> None:  # Ray's signature
-        """End it, and every process of Ray's."""
+        """End the loading process and every process of Ray."""
         if self._loading is not None:
             self._loading.kill()
             self._loading.wait()
@@ -90,21 +90,21 @@ class _Loads:
 
 
 def _is_lasting() -> bool:
-    """Tell whether Ray may tie what it starts to this thread: one beside the main one may end long before the plane."""
+    """Return whether Ray may tie its processes to this thread: only the main thread surely outlives the plane."""
     return threading.current_thread() is threading.main_thread()
 
 
 def start_node(plan: NodePlan) -> RayNode | None:
-    """Start a node whose processes end with this one, however it ends.
+    """Start a node whose processes end with this process, however it ends.
 
     Returns:
-        The node, or ``None`` where this version of Ray cannot be started this way.
+        The node, or ``None`` if this version of Ray cannot be started this way.
 
     Raises:
         ConfigError: The plan's ports are too few.
     """
     begun: list[RayNode] = []
-    # Inside, so that a Ray that has moved them does not keep this module from loading.
+    # Imported here, so that this module still loads if a later Ray has moved these modules.
     try:
         from ray._private.node import Node  # noqa: PLC0415
         from ray._private.parameter import RayParams  # noqa: PLC0415
@@ -133,7 +133,7 @@ def start_node(plan: NodePlan) -> RayNode | None:
             node_ip_address=plan.address,
             object_store_memory=plan.object_store_bytes,
             include_dashboard=False,
-            # Roles write their own lines, by role: Ray's copies would only be copied once more.
+            # Each role writes its own log, so Ray's log monitor would only copy the lines once more.
             include_log_monitor=False,  # type: ignore[arg-type]  # annotated as text, used as a flag
             no_monitor=True,
             worker_path=worker.__file__,
@@ -141,12 +141,12 @@ def start_node(plan: NodePlan) -> RayNode | None:
             **ports_of(plan),
             **places_of(plan),
         )
-        # ``spawn_reaper``: Ray's own watch on its processes, beside ours, which ends what that one misses.
+        # ``spawn_reaper`` adds Ray's own watch over its processes, which ends any process that ours misses.
         node: RayNode = LeanNode(
             parameters, head=plan.head is None, shutdown_at_exit=False, spawn_reaper=_is_lasting()
         )
     except (ImportError, TypeError, AttributeError) as error:
-        # The node is Ray's inside and may change; ray.init is its promise, and only slower.
+        # ``Node`` is internal to Ray and may change. ``ray.init`` is the stable way, and only slower.
         _LOG.info("Ray %s is started by ray.init: %s", ray.__version__, error)
         _end(begun)
         return None
@@ -157,13 +157,13 @@ def start_node(plan: NodePlan) -> RayNode | None:
 
 
 def _end(begun: Sequence[RayNode]) -> None:
-    """End the processes of a node that did not come to be."""
+    """End the processes of a node that failed to start."""
     for node in begun:
         node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
 
 
 def look_often(node: Any) -> None:  # noqa: ANN401 -- Ray is untyped
-    """Wait until a node has joined itself. Ray does too, but looks once a second, and not for long.
+    """Wait until a node has registered itself; Ray waits too, but looks only once a second and gives up early.
 
     Raises:
         RuntimeError: A process of the node has ended.
@@ -178,7 +178,7 @@ def look_often(node: Any) -> None:  # noqa: ANN401 -- Ray is untyped
                 break
             let_signals_in()
             clock.sleep(_LOOK_AGAIN_S)
-    except Exception as error:  # noqa: BLE001 -- a short cut only: Ray waits in its own way now
+    except Exception as error:  # noqa: BLE001 -- only a short cut: Ray now waits in its own way
         _LOG.debug("the node is waited for as Ray does: %s", error)
     if ended:
         kind, process = ended[0]
@@ -186,11 +186,11 @@ def look_often(node: Any) -> None:  # noqa: ANN401 -- Ray is untyped
 
 
 def _leave_out_services(node: Any) -> None:  # noqa: ANN401 -- Ray is untyped
-    """Say that the services of the node's agents that nobody asks are not there.
+    """Report that the services of the node's agents do not exist, apart from the one that is used.
 
-    The raylet waits 15 s for its agents to say their ports and then ends itself; no option
-    changes that, and a loaded machine starts no Python process so fast. The port of the one
-    service that is asked is chosen before.
+    The raylet waits 15 s for its agents to report their ports, and then ends itself. Ray has no option to change this,
+    and a loaded machine does not start a Python process that fast. The port of the one service that is used is chosen
+    in advance.
     """
     raylet: Any = import_module("ray._raylet")
     for name in (
@@ -203,11 +203,11 @@ def _leave_out_services(node: Any) -> None:  # noqa: ANN401 -- Ray is untyped
 
 @contextmanager
 def _no_agents(node: Any) -> Iterator[None]:  # noqa: ANN401 -- Ray is untyped
-    """Have the raylet of a node, which is started meanwhile, begin without its agents."""
-    # Before the raylet is started, which reads them from its folder.
+    """Let the raylet that is started within this context begin without its agents."""
+    # This comes before the raylet starts, because the raylet reads the ports from its folder.
     _leave_out_services(node)
     services: Any = import_module("ray._private.services")
-    # Whether a dashboard could be started, Ray finds out by loading its web server: 0.2 s of processor time.
+    # Ray loads its web server to find out whether it could start a dashboard, which takes 0.2 s of processor time.
     asked: Any = import_module("ray._private.utils")
 
     def start(command: Sequence[str], *words: Any, **named: Any) -> Any:  # noqa: ANN401 -- Ray is untyped

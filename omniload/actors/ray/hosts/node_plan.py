@@ -1,4 +1,4 @@
-"""A node of Ray that is to be started: its ports, what stands in for its agents, what its workers are forked from."""
+"""Plan of a node of Ray: its ports, the substitutes for its agents, and the process its workers are forked from."""
 
 import os
 import shutil
@@ -17,9 +17,9 @@ from omniload.base.linux.network import LOOPBACK, free_ports
 __all__ = ["Listening", "NodePlan", "begin_loading", "places_of", "ports_of", "without_agents"]
 
 _NO_AGENT = shutil.which("cat")
-"""It reads the pipe that the raylet holds, and ends with it."""
+"""Command that reads the pipe held by the raylet, and therefore ends with the raylet."""
 _MOST_BYTES = 107
-"""Of the path of a Unix socket: what the kernel takes, less the zero behind it."""
+"""Longest path of a Unix socket: the kernel's limit, less the final zero byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Listening:
     address: str = LOOPBACK
     """IP address of this host."""
     ports: range | None = None
-    """``None`` for any."""
+    """Ports it listens on; ``None`` for any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +37,13 @@ class NodePlan:
     """A node to be started."""
 
     folder: str
-    """Where its sockets and logs go."""
+    """Folder of its sockets and logs."""
     address: str
     """IP address it listens on."""
     workers: int
-    """Processes of actors that there is room for; 0 where none is to run."""
+    """Number of actor processes that it has room for; 0 if no actor is to run there."""
     object_store_bytes: int
-    """Shared memory."""
+    """Shared memory, in bytes."""
     ports: range | None = None
     """Ports it listens on; ``None`` for any."""
     head: str | None = None
@@ -51,12 +51,12 @@ class NodePlan:
 
 
 def ports_of(plan: NodePlan) -> dict[str, Any]:
-    """Return what Ray is told of ports: each server has its own, and processes of actors and ranks share the rest."""
+    """Return the ports as Ray's parameters: one for each server, and the rest for processes of actors and ranks."""
     servers = ["runtime_env_agent_port"]
     if plan.ports is not None:
         servers += ["node_manager_port", "object_manager_port"]
         servers += ["gcs_server_port"] if plan.head is None else []
-    # The last of a range is left to the lifeline.
+    # The last port of a range is reserved for the lifeline.
     ports = None if plan.ports is None else plan.ports[:-1]
     count = len(servers) + (0 if ports is None else plan.workers + 1)
     is_ranks = plan.head is not None and not plan.workers
@@ -71,13 +71,13 @@ def ports_of(plan: NodePlan) -> dict[str, Any]:
 
 
 def places_of(plan: NodePlan) -> dict[str, Any]:
-    """Return what Ray is told of its folder and its sockets: they lie in that folder itself.
+    """Return the folder and the sockets as Ray's parameters; the sockets lie in the folder itself.
 
-    Those of a session of Ray's lie 51 bytes deeper, which leaves 19 of 107 for the folder of temporary files; that of
-    a job of Slurm or PBS takes more.
+    The sockets of Ray's own sessions lie 51 bytes deeper, which leaves 19 of 107 bytes for the folder of temporary
+    files. The temporary folder of a Slurm or PBS job has a longer path.
 
     Raises:
-        ConfigError: Their paths are longer than those of sockets may be.
+        ConfigError: The paths of the sockets exceed the kernel's limit.
     """
     folder = Path(plan.folder)
     raylet = str(folder / "raylet")
@@ -97,10 +97,10 @@ def places_of(plan: NodePlan) -> dict[str, Any]:
 
 
 def without_agents(command: Sequence[str]) -> list[str]:
-    """Return a raylet's command line, changed to start in place of its agents what costs nothing until it is asked."""
+    """Return a raylet's command line in which substitutes that cost nothing until they are asked replace its agents."""
     told = dict(word.split("=", 1) for word in command if "=" in word)
     place = [told.get(f"--{name}", "") for name in ("node_ip_address", "runtime_env_agent_port")]
-    # -I -S: it needs no module of ours, and Python alone is up in 15 ms.
+    # -I -S: the substitute needs no module of ours, and bare Python starts in 15 ms.
     late = subprocess.list2cmdline([sys.executable, "-I", "-S", late_agent.__file__, *place])
     changed = []
     for word in command:
@@ -115,18 +115,18 @@ def without_agents(command: Sequence[str]) -> list[str]:
 
 
 def begin_loading(raylet: str) -> "subprocess.Popen[bytes]":
-    """Begin the process that workers of a raylet are forked from, by the path of the raylet's socket."""
+    """Start the process that workers of a raylet are forked from; ``raylet`` is the path of the raylet's socket."""
     with socket.socket(socket.AF_UNIX) as listener:
-        # Here, and not by the process: workers connect before anything is loaded, and wait for their answers.
+        # This process binds the socket, because workers connect before anything is loaded, and then wait.
         listener.bind(worker.place_of(raylet))
         listener.listen(socket.SOMAXCONN)
         words = [worker.AHEAD, str(listener.fileno()), str(os.getpid())]
         return subprocess.Popen(  # noqa: S603 -- our own module, our own interpreter
             [sys.executable, worker.__file__, *words],
             pass_fds=[listener.fileno()],
-            # A worker has files of Ray's for what it writes.
+            # Ray redirects the output of each worker to files of its own.
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C at the terminal is for the opener
+            process_group=0,  # Ctrl-C at the terminal is meant for the opener
         )

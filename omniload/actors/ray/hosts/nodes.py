@@ -1,4 +1,4 @@
-"""The nodes of a Ray: which there are, which of them a role may be on, and for how many of it they have room."""
+"""The nodes of a Ray: which nodes exist, which of them may have a role, and for how many members they have room."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,42 +25,42 @@ __all__ = [
 ]
 
 _LEAST_CORES = 1.0
-"""Of a node that has room: cores that nobody in the Ray has claimed."""
+"""Unclaimed cores that a node must have to count as a node with room."""
 _MANY = 1 << 20
-"""Members for which a node has room where each asks for nothing."""
+"""Room of a node for members that ask for no resource."""
 _LOOK_S, _TOLD_AFTER_S = 1.0, 10.0
 _SHOWN = 8
-"""Nodes that a message lists."""
+"""Most nodes listed in a message."""
 _LOG = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSeen:
-    """A node that lives, or a bundle on one, as Ray tells of it."""
+    """A live node, or a bundle on one, as reported by Ray."""
 
     place: str
     address: str
     """IP address."""
     has: Mapping[str, float]
-    """Amount of each resource that it has."""
+    """Amount of each resource."""
     free: Mapping[str, float]
-    """Of which nobody has claimed so much."""
+    """Unclaimed amount of each resource."""
     labels: Mapping[str, str]
     groups: frozenset[str] = frozenset()
-    """By what a mix names the placement group of a bundle: its name, its number, or both in two places."""
+    """Names under which a mix may ask for the bundle's placement group: its name, its number, or both."""
 
     def is_of(self, group: str) -> bool:
-        """Tell whether it is a whole node, or a bundle of a placement group that is so named."""
+        """Return whether this is a whole node, or a bundle of the named placement group."""
         return not self.groups or group in self.groups
 
     def room(self, asked: Mapping[str, float]) -> int:
-        """Return for how many members there is room that ask for so much each."""
-        # Ray counts in parts of ten thousand: what is free may be a trace less than a whole number.
+        """Return for how many members there is room, if each asks for these resources."""
+        # Ray counts in units of 1/10000, so a free amount may be a trace less than a whole number.
         each = [int(self.free.get(name, 0.0) / amount + 1e-6) for name, amount in asked.items()]
         return min(each, default=_MANY)
 
     def without(self, asked: Mapping[str, float]) -> "NodeSeen":
-        """Return the node with so much less that is free."""
+        """Return the node with these resources subtracted from the free ones."""
         free = {n: amount - asked.get(n, 0.0) for n, amount in self.free.items()}
         return replace(self, free=free)
 
@@ -72,13 +72,13 @@ class Team:
     home: str
     """Node of the planner."""
     loaders: int
-    """With their shadows."""
+    """Number of loaders, including their shadows."""
     constructors: Sequence[str]
-    """The node of each."""
+    """Node of each constructor."""
 
 
 def why_not(wanted: LoaderPlaceConfig, node: NodeSeen) -> str:
-    """Return why a loader may not be on a node, however little it does; empty where it may."""
+    """Return why a loader may not be on a node, regardless of other claims there; empty if it may."""
     if wanted.without_gpu and (gpus := node.has.get("GPU", 0.0)):
         return f"has {gpus:g} GPUs"
     for label, value in wanted.labels.items():
@@ -93,24 +93,24 @@ def why_not(wanted: LoaderPlaceConfig, node: NodeSeen) -> str:
 def _of_kind(
     wanted: LoaderPlaceConfig | RolePlaceConfig, nodes: Iterable[NodeSeen]
 ) -> list[NodeSeen]:
-    """Return the bundles of a placement group where one is named, else the nodes."""
+    """Return the bundles of the placement group if one is named, else the whole nodes."""
     group = wanted.placement_group
     return [n for n in nodes if bool(group_at(n.place)) == bool(group) and n.is_of(group)]
 
 
 def beside(wanted: RolePlaceConfig, node: str, nodes: Iterable[NodeSeen]) -> list[NodeSeen]:
-    """Return the places of a role that is on a certain node: bundles there where a group is named, else the node."""
+    """Return the places of a role on a certain node: its bundles there if a placement group is named, else the node."""
     return [each for each in _of_kind(wanted, nodes) if node_at(each.place) == node]
 
 
 def room_for(wanted: LoaderPlaceConfig) -> dict[str, int]:
-    """Return the places that loaders may be at, with for how many more each has room; none where Ray does not say."""
+    """Return the places where loaders may be, each with its remaining room; empty if Ray does not report its nodes."""
     nodes = _of_kind(wanted, nodes_seen(wanted.placement_group))
     return {n.place: n.room(wanted.asked()) for n in nodes if not why_not(wanted, n)}
 
 
 def why_no_room(place: PlaceConfig, team: Team, nodes: Sequence[NodeSeen]) -> str:
-    """Return what is missing for the members of a plane to be where they are to be; empty where nothing is."""
+    """Return what is missing to place all members of a plane as asked; empty if nothing is."""
     left = {node.place: node for node in nodes}
     there = [(team.home, "the planner", place.planner)]
     there += [(node, "a data constructor", place.constructors) for node in team.constructors]
@@ -129,7 +129,7 @@ def why_no_room(place: PlaceConfig, team: Team, nodes: Sequence[NodeSeen]) -> st
 def _why_none_beside(
     who: str, asks: RolePlaceConfig, spots: Sequence[NodeSeen], node: NodeSeen | None
 ) -> str:
-    """Return why a role has no place on the node that it is to be on."""
+    """Return why a role has no place on the node that it must be on."""
     asked = asks.asked()
     which = "a node that Ray does not name" if node is None else node.address
     if asks.placement_group and not spots:
@@ -143,7 +143,7 @@ def _why_none_beside(
 
 
 def _why_none_for(wanted: LoaderPlaceConfig, count: int, nodes: Iterable[NodeSeen]) -> str:
-    """Return what is missing for so many loaders."""
+    """Return what is missing for this number of loaders."""
     looked_at = [(node, why_not(wanted, node)) for node in _of_kind(wanted, nodes)]
     room = sum(node.room(wanted.asked()) for node, why in looked_at if not why)
     if room >= count:
@@ -169,17 +169,17 @@ def wait_for_room(
     """Wait until there is room for all members of a plane.
 
     Args:
-        place: Where they are to be.
+        place: Where the members are to be.
         team: The members.
-        look: Returns the nodes that there are.
-        clock: Of the wait.
+        look: Returns the present nodes.
+        clock: Clock of the wait.
 
     Raises:
-        ConfigError: Several placement groups have the name that is given.
-        UnavailableError: There is none within ``place.wait``; says what is missing, and where.
+        ConfigError: Several placement groups have the given name.
+        UnavailableError: There is no room within ``place.wait``; the message says what is missing, and where.
     """
     began_s, is_told = clock.now_s(), False
-    if place == PlaceConfig():  # Ray is not even asked
+    if place == PlaceConfig():  # nothing is asked for, so Ray is not consulted
         return
     while missing := why_no_room(place, team, nodes := look()):
         waited_s = clock.now_s() - began_s
@@ -206,7 +206,7 @@ def _amounts(asked: Mapping[str, float]) -> str:
 
 
 def nodes_seen(*groups: str) -> list[NodeSeen]:
-    """Return the nodes that live, always in one order, and bundles of groups on them; none where Ray is mute."""
+    """Return the live nodes in a fixed order, and bundles of groups on them; empty if Ray does not report them."""
     try:
         living = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         free = _free_by_node()
@@ -224,7 +224,7 @@ def nodes_seen(*groups: str) -> list[NodeSeen]:
         )
         for node in sorted(living, key=lambda node: str(node["NodeID"]))
     }
-    # Each bundle once, by whatever names: two of it would have what is free there twice, or not at all.
+    # Each bundle appears once, under all its names: listed twice, its free resources would count twice, or not at all.
     bundles: dict[str, NodeSeen] = {}
     for group in filter(None, groups):
         for each in bundles_in(table, group):
@@ -247,12 +247,12 @@ def _seen(bundle: Bundle, node: NodeSeen, groups: frozenset[str]) -> NodeSeen:
 
 
 def nodes_with_room() -> list[str]:
-    """Return the numbers of the nodes that live and have a core that nobody has claimed, always in one order."""
+    """Return the numbers of the live nodes that have an unclaimed core, always in one order."""
     return [n.place for n in nodes_seen() if n.free.get("CPU", 0.0) >= _LEAST_CORES]
 
 
 def _free_by_node() -> dict[str, dict[str, float]]:
-    """Return what nobody has claimed of each node; nothing where this version of Ray does not say so."""
+    """Return the unclaimed resources of each node; empty if this version of Ray does not report them."""
     try:
         state: Any = import_module("ray._private.state")
         found: dict[str, dict[str, float]] = state.available_resources_per_node()

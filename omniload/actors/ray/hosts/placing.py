@@ -1,12 +1,13 @@
-"""Which node of Ray each member of a source loader is on: shadows on another than their loader, where one has room.
+"""Chooses the node of each member of a source loader; shadows are placed on other nodes than their loader's.
 
-A first member is on the opener's node, as everything is where there is one node. One more is
-where the fewest of its role are. A node on which a member did not come to stand by has no other
-one for a while: its data or its Python may never be there, or it was only too busy. After two such nodes in a
-row shadows stay at home for as long. Each while is twice the one before; then shadows that crowd are spread again.
+The first member of a role is placed on the opener's node, because with one node everything is there. Each further
+member is placed on the node with the fewest members of its role, if other nodes have room. If a member did not become
+ready on a node, the node gets no other member for a while: its data or its Python may be missing for good, or the node
+was only too busy. After two such nodes in a row, shadows stay on the opener's node for as long. Each such pause is
+twice the one before. After it, crowded shadows are spread again.
 
-Where a user says which nodes loaders are to be on, all members are spread over those. While none of them lives, the
-opener's node has them, as ranks wait; a loader without shadows moves on once there is one again.
+If the user says which nodes loaders may use, all members are spread over those. While none of those nodes lives,
+members start on the opener's node, because ranks wait. A loader without shadows moves once such a node is back.
 """
 
 import socket
@@ -27,25 +28,25 @@ from omniload.mix.schema.places import LoaderPlaceConfig
 __all__ = ["Placing", "host_here"]
 
 _IN_VAIN = 2
-"""Nodes in a row on which no member came to stand by; others would do no better."""
+"""Nodes in a row on which no member became ready; after this many, other nodes are not tried either."""
 _ASTRAY = 2
-"""Times in a row that a role's members are started once more at once because Ray started them elsewhere."""
+"""Times in a row that a role's members are restarted immediately because Ray started them on another node."""
 _FIRST_REST_S = 30.0
 _LONGEST_REST_S = 3600.0
 _LOOK_S = 30.0
-"""Between two looks for a better place: Ray is asked which nodes it has."""
+"""Time between two looks for a better place; each look asks Ray for its nodes."""
 _LOG = get_logger(__name__)
 
 
 @dataclass(slots=True)
 class _Rest:
-    """A time in which nobody is started somewhere; each is twice the one before, up to an hour."""
+    """A pause during which no member is started on a node. Each pause is twice the one before, up to an hour."""
 
     next_s: float = _FIRST_REST_S
     until_s: float = float("-inf")
 
     def begin(self, now_s: float) -> bool:
-        """Begin one, unless one is under way: shadows of many loaders are started at once, and fail for one reason."""
+        """Begin a pause unless one is under way: many shadows start together and fail for the same reason."""
         if now_s < self.until_s:
             return False
         self.until_s, self.next_s = now_s + self.next_s, min(2 * self.next_s, _LONGEST_REST_S)
@@ -62,36 +63,36 @@ class Placing:
         now_s: Callable[[], float] = time.monotonic,
         wanted: Callable[[], Mapping[str, int]] | None = None,
     ) -> None:
-        """Begin with nobody.
+        """Begin without members.
 
         Args:
             home: Node of the opener.
-            nodes_with_room: Returns the nodes that may have further members; asked only where a role has one already.
-            now_s: Seconds of a clock that never goes back.
-            wanted: Returns the nodes that all members are to be on, each with for how many more it has room; ``None``
-                has first members at home.
+            nodes_with_room: Returns the nodes that may have further members; called only for a role with a member.
+            now_s: Monotonic clock, in seconds.
+            wanted: Returns the nodes that all members must be on, each with its remaining room; ``None`` places first
+                members at home.
         """
         self.home, self._nodes_with_room, self._now_s = home, nodes_with_room, now_s
         self._wanted = wanted
         self._node_of: dict[Member, str] = {}
         self._coming: dict[Member, str] = {}
-        """Those whose process is not known yet, with their nodes: Ray may not count there what they ask for."""
+        """Nodes of members whose process is not known yet. Ray may not have subtracted their resources there yet."""
         self._stranded: set[Member] = set()
-        """Those at home as no node that was wanted lived."""
+        """Members at home because no wanted node lived."""
         self._sent: set[Member] = set()
-        """Those that were to be on another node than the opener's, wherever they are."""
+        """Members that were to be on another node than the opener's, wherever Ray started them."""
         self._astray: Counter[str] = Counter()
         self._ready: set[Member] = set()
         self._rest_of: defaultdict[str, _Rest] = defaultdict(_Rest)
         self._rest_of_others = _Rest()
-        """That of all nodes but the opener's."""
+        """Pause of all nodes except the opener's."""
         self._in_vain = 0
         self._look_at_s = now_s() + _LOOK_S
         self._looked_for: Counter[str] = Counter()
 
     @classmethod
     def of(cls, home: str, wanted: LoaderPlaceConfig | None) -> Self:
-        """Return the placing of a plane that was opened on a node of this process's Ray; ``wanted`` is the user's."""
+        """Return the placing of a plane opened on a node of this process's Ray; ``wanted`` is the user's choice."""
         rooms = None if wanted is None else partial(room_for, wanted)
         return cls(home, nodes_with_room, wanted=rooms)
 
@@ -105,9 +106,9 @@ class Placing:
             chosen = self._place_as_wanted(member, its, all_of)
         else:
             nodes = [self.home, *self._others()] if its else [self.home]
-            # At home rather than anywhere else where that is equal: what a first member reads is surely there.
+            # Ties go to the home node, which surely has the data that a first member reads.
             chosen = min(nodes, key=lambda node: (its[node], node != self.home, all_of[node]))
-        # Noted before it is there: the next of its role is placed at once, and is to be elsewhere.
+        # Noted before the process exists: the next member of the role is placed immediately, and must go elsewhere.
         self._node_of[member] = self._coming[member] = chosen
         if chosen != self.home:
             self._sent.add(member)
@@ -123,13 +124,13 @@ class Placing:
             )
             return self.home
         nodes = self._rested(rooms) or list(rooms)
-        # Where there is no room anywhere, what a lost member had there is given back in a moment.
+        # If no node has room, the resources of a lost member will be free again in a moment.
         return min(
             nodes, key=lambda place: (rooms[place] <= 0, its[node_at(place)], all_of[place], place)
         )
 
     def _rooms(self) -> dict[str, int]:
-        """Return the nodes that are wanted, each with for how many more it has room."""
+        """Return the wanted nodes, each with its remaining room."""
         coming = Counter(self._coming.values())
         rooms = {} if self._wanted is None else self._wanted()
         return {node: room - coming[node] for node, room in rooms.items()}
@@ -138,7 +139,7 @@ class Placing:
         return [node for node in nodes if self._now_s() >= self._rest_of[node].until_s]
 
     def _others(self) -> list[str]:
-        """Return the nodes beside the opener's that may have a member now."""
+        """Return the nodes, apart from the opener's, that may have a member now."""
         if self._now_s() < self._rest_of_others.until_s:
             return []
         return self._rested(node for node in self._nodes_with_room() if node != self.home)
@@ -150,9 +151,9 @@ class Placing:
         return self._rested(node for node, room in self._rooms().items() if room > 0)
 
     def crowded(self) -> list[Member]:
-        """Return members of one role that share a node, or are stranded, while another has none of it; mostly nobody.
+        """Return members of one role that share a node or are stranded, while another node has none of the role.
 
-        It looks twice a minute at most, and for one role after the other: no node is asked for many processes at once.
+        It looks at most twice a minute and for one role at a time, so that no node must start many processes at once.
         """
         if self._now_s() < self._look_at_s:
             return []
@@ -173,9 +174,9 @@ class Placing:
         return sharing[chosen]
 
     def is_astray(self, member: Member, node: str) -> bool:
-        """Note where Ray has started a member; tell whether that is not where it was to be, and worth another try.
+        """Note where Ray started a member; return whether that is the wrong node, and worth another try.
 
-        Ray sends a process elsewhere where the nodes do not know of each other yet, or one is gone.
+        Ray starts a process on another node if the nodes do not know each other yet, or if one is gone.
         """
         self._coming.pop(member, None)
         asked = self._node_of.get(member, node)
@@ -184,26 +185,26 @@ class Placing:
             return False
         self._node_of[member] = node
         self._astray[member.role] += 1
-        self._ready.add(member)  # no node is to blame
+        self._ready.add(member)  # the node is not to blame
         if self._astray[member.role] <= _ASTRAY:
             return True
         self._rest_of[asked].begin(self._now_s())
         return False
 
     def is_away(self, member: Member) -> bool:
-        """Tell whether a member was to be started on another node than the opener's, and has not ended."""
+        """Return whether a member that has not ended was to be started on another node than the opener's."""
         return member in self._sent
 
     def is_stranded(self, member: Member) -> bool:
-        """Tell whether a member is at home as no node that was wanted lived."""
+        """Return whether a member is at home because no wanted node lived."""
         return member in self._stranded
 
     def away(self) -> list[Member]:
-        """Return the members of which that holds."""
+        """Return the members for which ``is_away`` is true."""
         return sorted(self._sent, key=lambda member: member.name)
 
     def stands_ready(self, member: Member) -> None:
-        """Note that a member could open what it is to serve."""
+        """Note that a member could open the sources it is to serve."""
         if member in self._node_of:  # and has not ended meanwhile
             self._ready.add(member)
         node = self._node_of.get(member, self.home)
@@ -213,7 +214,7 @@ class Placing:
             self._rest_of.pop(node, None)
 
     def end(self, member: Member, *, is_replaced: bool) -> None:
-        """Note the end of a member; where it is replaced and never stood ready, its node is left alone for a while."""
+        """Note the end of a member; if it is replaced and never became ready, its node is avoided for a while."""
         node = self._node_of.get(member, self.home)
         if is_replaced and node != self.home and member not in self._ready:
             _LOG.warning("%s did not come to stand by on node %s", member.name, node)
@@ -228,6 +229,6 @@ class Placing:
 
 
 def host_here() -> str:
-    """Return the name that people know this host by: the address of its node, on loopback alone the host's own name."""
+    """Return the name that people use for this host: the address of its node or, on loopback, the host name."""
     address = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
     return socket.gethostname() if address.startswith("127.") else address

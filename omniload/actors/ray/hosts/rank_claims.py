@@ -1,7 +1,8 @@
-"""Which process has which rank, and which ranks a planner that took over need not wait for.
+"""Claims of ranks by processes, and the ranks that a planner which took over need not wait for.
 
-A rank tells each planner anew what it has, within a second. One that ended beside the planner before never does: of
-this host its lock tells that, of another host the board of its heartbeats.
+Within a second, each rank reports to a new planner what it has. A rank that ended together with the previous planner
+never reports. The end of a rank on this host shows by its lock, the end of a rank on another host by the board of its
+heartbeats.
 """
 
 import threading
@@ -26,19 +27,19 @@ __all__ = ["LostRanks", "claim_for_guest", "claim_rank", "was_claimed", "watch_u
 _LOG = get_logger(__name__)
 _LOOK_S = 0.25
 _LONGEST_LOOK_S = 1.0
-"""A longer time between two looks is one in which this process did not run: it says nothing of others."""
+"""A longer time between two looks means that this process did not run, so it says nothing about other processes."""
 
 
 def claim_rank(board: Path, name: str, guest: str = "") -> FileLock:
-    """Take a rank of a plane on this host.
+    """Claim a rank of a plane on this host.
 
     Args:
         board: Folder of the host's heartbeats.
-        name: Of the rank.
-        guest: The process of another host that it is for, if any.
+        name: Name of the rank.
+        guest: The process of another host that the rank is claimed for, if any.
 
     Raises:
-        StateError: It has a handle already, or one on another host has had it; names the process.
+        StateError: The rank has a handle already, or a process of another host had it; names the process.
         UnavailableError: The folder of the host's heartbeats cannot be used.
     """
     try:
@@ -60,43 +61,44 @@ def claim_rank(board: Path, name: str, guest: str = "") -> FileLock:
                 f"{name} of this data plane was taken by {holder}; number every rank once, and where that one has "
                 "ended count a change: join with step= and the next generation="
             )
-    forget_generations(board)  # here: of hosts besides its own the planner sees no file
+    forget_generations(board)  # here, because the planner sees no files of other hosts
     return lock
 
 
 def claim_for_guest(board: Path, name: str, guest: str) -> None:
-    """Take a rank for a process of another host, for good: whether that lives is not seen here.
+    """Claim a rank for a process of another host, permanently, because this host cannot see whether that process lives.
 
     Raises:
-        OmniloadError: As ``claim_rank``.
+        OmniloadError: See ``claim_rank``.
     """
-    # Held meanwhile: of two who want it at once, one is refused.
+    # The lock is held meanwhile, so that of two simultaneous claims one is refused.
     with closing(claim_rank(board, name, guest)):
         write_whole(guest_of(board, name), guest.encode())
 
 
 def was_claimed(board: Path, name: str) -> bool:
-    """Tell whether a rank of a plane was taken on this host, by one that lives or is lost."""
+    """Return whether a rank of a plane was claimed on this host, whether or not the process still lives."""
     return lock_of(board, name).exists()
 
 
 @dataclass(slots=True)
 class LostRanks:
-    """Looks at ranks that are not heard of, again and again."""
+    """Looks repeatedly at ranks that have not reported."""
 
     folder: Path
-    """Of the heartbeats and the locks of this host."""
+    """Folder of this host's heartbeats and locks."""
     board: Board
-    """Heartbeats of all hosts: of a rank of another one they tell whether it has ended."""
+    """Heartbeats of all hosts; they show whether a rank on another host has ended."""
     silent_s: float | None
-    """Without a heartbeat for so long a rank is lost; ``None`` for never, where one that is stopped would be missed."""
+    """A rank without a heartbeat for this long is lost. With ``None``, no silence makes a rank lost, because a rank
+    that is only stopped would be missed."""
     _beats: dict[str, Watched] = field(default_factory=dict, init=False)
     _looked_s: float | None = field(default=None, init=False)
 
     def look(self, world: World, ranks: Iterable[Rank], now_s: float) -> dict[Rank, str]:
-        """Return those of some ranks of a world that are lost, each with what is seen of it.
+        """Return the lost ranks among some ranks of a world, each with a description of what was seen.
 
-        A rank that nobody has taken yet is none of them: it may come.
+        A rank that was never claimed is not lost, because it may still come.
         """
         passed_s = 0.0 if self._looked_s is None else now_s - self._looked_s
         self._looked_s, passed_s = now_s, passed_s if passed_s <= _LONGEST_LOOK_S else 0.0
@@ -115,8 +117,8 @@ class LostRanks:
         try:
             if not guest_of(self.folder, taken_as).exists() and not is_locked(lock):
                 return "has ended"
-        except OSError:  # nobody has taken it here
-            # Where ranks come and go, the heartbeat of this name is of the ranks of before: another one is to come.
+        except OSError:  # no process on this host has claimed it
+            # In an elastic run, the heartbeat of this name is of an earlier world's rank, and another will come.
             may_come = self.silent_s is not None or beat is None or not beat.has_ended
             return "" if may_come else "has ended"
         watched = self._beats.setdefault(taken_as, Watched())
@@ -132,13 +134,13 @@ def watch_unheard(
     lost: LostRanks,
     left: threading.Event,
 ) -> None:
-    """Look, in a thread of its own, at ranks of which nothing is heard, until all are heard or ``left`` is set.
+    """Look in a thread at ranks that have not reported, until all have reported or are lost, or ``left`` is set.
 
     Args:
-        unheard: Returns the ranks of now, and those of them that are not heard of.
-        lose: Is told of those that are lost, each once, and of their generation.
-        lost: Says which are.
-        left: Ends it.
+        unheard: Returns the present world, and its ranks that have not reported.
+        lose: Receives the lost ranks, each once, and their generation.
+        lost: Determines which ranks are lost.
+        left: Ends the thread when set.
     """
     told = set[tuple[int, Rank]]()
 

@@ -1,7 +1,7 @@
-"""Heartbeats of loaders on other hosts, put on the board of this one, where all who look for them look.
+"""Copies heartbeats of loaders on other hosts to the board of this host, where all its readers look.
 
-Nobody is waited for: a member that does not answer has the heartbeat that it told last, which
-grows old there, as that of a member of this host does.
+The relay never waits for a member. If a member does not answer, its last heartbeat stays on the board and grows old,
+like the heartbeat of a member on this host.
 """
 
 import time
@@ -18,24 +18,24 @@ from omniload.machine.progress import Progress
 __all__ = ["BEATS", "Relay"]
 
 BEATS = "beats"
-"""Threads of an actor that answer for its heartbeats, however busy the others are."""
+"""Group of an actor's threads that answer for its heartbeats, even while all other threads are busy."""
 _EVERY_S = 1.0
 
 
 class Relay:
-    """Asks members for their heartbeats. For one thread, to which answers are brought."""
+    """Asks members for their heartbeats. For one thread, which also handles the answers."""
 
     def __init__(self, board: FolderBoard, later: Callable[[Callable[[], None]], None]) -> None:
-        """Put them on ``board``; ``later`` has a call made in the one thread."""
+        """Post the heartbeats on ``board``; ``later`` has a call made in the one thread."""
         self._board, self._later = board, later
         self._members: dict[str, Any] = {}
         self._asked_s: dict[str, float] = {}
         self._waiting: set[str] = set()
         self._ahead_s: dict[str, float] = {}
-        """How far this host's clock is ahead of each member's, at most: by the answer that was quickest."""
+        """Upper limit of how far this host's clock is ahead of each member's, from the quickest answer."""
 
     def ask(self, members: Mapping[str, Any], now_s: float) -> None:
-        """Ask the members that there are by name, each once a second, and none that has not answered yet."""
+        """Ask each of these named members once a second, except while its last answer is outstanding."""
         self._members = dict(members)
         for kept in (self._asked_s, self._ahead_s):
             for name in kept.keys() - members.keys():
@@ -46,12 +46,12 @@ class Relay:
                 continue
             self._asked_s[name] = now_s
             self._waiting.add(name)
-            # In threads of their own there: a loader whose every thread reads would seem to hang.
+            # In threads of their own there: otherwise a loader would seem to hang while all its threads read.
             answer = future_of(actor.heartbeats.options(concurrency_group=BEATS).remote(), name)
             answer.add_done_callback(partial(self._hear, name))
 
     def forget(self, name: str) -> None:
-        """Hear nothing more of a member that has ended."""
+        """Ignore further answers of a member that has ended."""
         self._members.pop(name, None)
 
     def _hear(self, name: str, done: "Future[tuple[float, list[JsonObject]]]") -> None:
@@ -63,11 +63,11 @@ class Relay:
     ) -> None:
         self._waiting.discard(name)
         if name not in self._members or done.exception() is not None:
-            return  # it has ended, or its end is told by itself
+            return  # the member has ended, or its end is reported in another way
         then_s, roles = done.result()
         ahead_s = min(self._ahead_s.get(name, heard_s - then_s), heard_s - then_s)
-        # By the quickest answer of all: by its own, each answer would make another heartbeat of the same one, and a
-        # member that hangs would seem to go on.
+        # The quickest of all answers sets the difference. If each answer set it anew, the same heartbeat would look new
+        # each time, and a hanging member would seem to make progress.
         self._ahead_s[name] = ahead_s
         for role in roles:
             self._board.note(Progress.from_json(role).moved(ahead_s))

@@ -1,4 +1,4 @@
-"""What looks at processes on a host other than the keeper's: the kernel calls one stopped on its own host alone."""
+"""Observes processes on hosts other than the keeper's: a kernel reports stopped processes only on its own host."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -14,17 +14,17 @@ from omniload.base.state import JsonObject
 __all__ = ["HostWatch", "Looked", "begin_watch"]
 
 _LOOK_S, _LOOK_AGAIN_S = 0.25, 0.1
-"""Between two looks, and between those by which another process is stopped, or goes on again."""
+"""Time between two looks, and the shorter time between the two looks that confirm that a process stopped or resumed."""
 _ANSWERS_S = 0.5
-"""Longest time to an answer, twice as often as roles give heartbeats: one that was given just behind an answer is seen
-with the next, and until then its member is taken for silent."""
+"""Longest time to an answer, half the time between two heartbeats of a role. A heartbeat posted just after an answer is
+seen with the next answer, and until then its member counts as silent."""
 
 Looked = tuple[frozenset[str], list[JsonObject]]
-"""Names of the members that are stopped, and the heartbeats of all that post theirs on the host."""
+"""Names of the stopped members, and the heartbeats of all members that post theirs on the host."""
 
 
 class HostWatch:
-    """Looks at processes of its host when the keeper asks. Holds nothing between two calls."""
+    """Observes processes of its host when the keeper asks. Keeps nothing between two calls."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = SystemClock() if clock is None else clock
@@ -32,12 +32,12 @@ class HostWatch:
     def look(
         self, members: Mapping[str, Process], known: frozenset[str], board: Path | None
     ) -> Looked:
-        """Return which members are stopped: as soon as others are than is known, at two looks, or after half a second.
+        """Return which members are stopped, once two looks agree on a change from ``known``, or after half a second.
 
         Args:
-            members: Processes by the names of members; those that are not of this host, or have ended, run.
-            known: Names of those that were stopped by the last answer.
-            board: Folder of heartbeats on this host; ``None`` where no member posts them here.
+            members: Processes by names of members; a process of another host, or one that has ended, counts as running.
+            known: Names of the members that were stopped according to the last answer.
+            board: Folder of heartbeats on this host; ``None`` if no member posts them here.
         """
         with ExitStack() as held:
             here: dict[str, HeldProcess] = {}
@@ -61,5 +61,5 @@ class HostWatch:
 
 
 def begin_watch(node: str) -> Any:  # noqa: ANN401 -- Ray's handles have no static type
-    """Start the watch of a node, which ends once nobody holds what is returned."""
+    """Start the watch of a node, which ends once its handle is released."""
     return actor_of(HostWatch, "", Start(place=node)).remote()

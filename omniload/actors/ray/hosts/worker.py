@@ -1,9 +1,9 @@
-"""What a process of a Ray of our own runs: it has the roles loaded, then is Ray's worker as any other.
+"""Entry point of a worker process in a Ray of our own: it gets the roles loaded, then behaves like any worker of Ray.
 
-The process that starts a node begins another beforehand, which loads what roles need while Ray's servers start, and Ray
-once somebody asks. Ray starts a process for each actor: that asks for a fork of the loaded one in its place, and
-ends. Loading takes 1.2 s of processor time and 60 MB of memory that each of them would have to itself. Where nobody
-answers, it loads by itself.
+The process that starts a node first begins another process. That process loads the modules of roles while Ray's servers
+start, and loads Ray when the first worker asks. Ray starts a process for each actor. This process asks for a fork of
+the loaded process to replace it, and ends. Otherwise each worker would spend 1.2 s of processor time and 60 MB of
+memory of its own on loading. If no fork is granted, the worker loads the modules itself.
 
     python worker.py --ahead LISTENER OPENER
     python worker.py --raylet-name=SOCKET OPTIONS-OF-RAY...
@@ -26,46 +26,46 @@ from pathlib import Path
 __all__ = ["AHEAD", "BEFORE_RAY", "main", "place_of"]
 
 AHEAD = "--ahead"
-"""Before the number of the socket where a process is asked for forks, and that of the process which it ends with."""
+"""Option before two numbers: the descriptor of the socket for requests, and the process with which this one ends."""
 _ROOT = str(Path(__file__).parents[4])
-"""Where this omniload lies; not always the one that Python would find by itself."""
+"""Folder that this omniload is imported from; Python might find another one by itself."""
 _RAYLET = "--raylet-name="
 _RAYLET_PID = "RAY_RAYLET_PID"
 _OF_NO_JOB = {"RAY_JOB_ID": "ffffffff"}
-"""What Ray tells a worker that it starts before there is a job, and that is given to any."""
+"""Job number that Ray gives to a worker which it starts before any job, and which can serve any job."""
 BEFORE_RAY = (
     *("omniload.actors.address", "omniload.actors.answering_edits", "omniload.actors.planning"),
     *("omniload.actors.planner_journal", "omniload.machine.roster.members"),
     *("omniload.actors.roles.constructor", "omniload.actors.roles.loader"),
     *("omniload.actors.roles.planner", "omniload.actors.roles.planner_metrics"),
-    # What Ray and its workers load of others.
+    # Modules of other packages that Ray and its workers load.
     *("argparse", "asyncio", "filelock", "google.protobuf.descriptor_pb2", "jsonschema", "psutil"),
     *("google.protobuf.json_format", "msgpack", "multiprocessing", "packaging.version", "pdb"),
     *("pydantic.v1.fields", "requests", "tarfile", "tqdm", "tqdm.auto", "yaml"),
-    # Of ours, loaded late: those of a loader as it opens its sources.
+    # Our own modules that a loader would load late, when it opens its sources.
     *("fsspec", "numpy.ma", "pyarrow.compute", "pyarrow.fs", "pyarrow.json"),
     *("omniload.source.formats.jsonl", "omniload.source.formats.parquet"),
 )
-"""What is loaded before there is a raylet: Ray heeds whose worker it is as it is loaded itself."""
+"""Modules to load before the raylet exists. Ray comes later, because while loading it reads whose worker it is."""
 _RAY = ("ray", "omniload.actors.ray.actors", "omniload.actors.ray.planner_actor")
-"""Ray first: with it there, ours takes its settings as they came with the environment."""
+"""Ray first, so that our modules find Ray loaded with its settings from the environment."""
 _IN_EVERY_WORKER = ("ray._common.usage.usage_lib", "ray._private.arrow_serialization")
 _ANSWERED_S = 90.0
-"""Longest wait for the process to load, and to fork another one. Ray gives a worker up after 60 s: two at once
-would load no sooner, and where the loaded one ends, the others hear of it."""
-_ASKED_S = 5.0  # longest wait for what somebody who has connected asks for
+"""Longest wait for the process to load and to fork. Ray gives up on a worker after 60 s, but two processes that load at
+once would be no faster, and if the loaded process ends, the waiting workers notice."""
+_ASKED_S = 5.0  # longest wait for the request after a connection
 _LENGTH_BYTES = 4
-_MOST_BYTES = 4 << 20  # of a command line and an environment, of which Linux takes 2 MiB
+_MOST_BYTES = 4 << 20  # size of a command line and an environment, of which Linux takes 2 MiB
 
 
 def place_of(raylet: str) -> str:
-    """Return the path of the socket where workers ask for a fork, by that of their raylet's socket."""
+    """Return the path of the socket where workers ask for a fork, derived from the path of their raylet's socket."""
     return f"{raylet}.roles"
 
 
 def main() -> None:
-    """Have another process become Ray's worker in this one's place, or load and become it."""
-    del sys.path[0]  # this folder, which Python has put there for the script that it runs
+    """Have a fork become Ray's worker in place of this process, or load the modules and become it."""
+    del sys.path[0]  # the folder of this script, which Python has put first
     if sys.argv[1:2] == [AHEAD]:
         _fork_for_others(*map(int, sys.argv[2:]))
     elif _is_forked():
@@ -79,19 +79,19 @@ def _load(modules: Sequence[str]) -> None:
     gc.disable()
     sys.path.insert(0, _ROOT)
     for module in modules:
-        # Whatever is wrong is told where an actor asks for it, by Ray's own way of telling it.
+        # A failing import is ignored here, because it fails again when an actor needs it, and Ray reports it then.
         with suppress(Exception):
             import_module(module)
     del sys.path[0]
-    # Neither looked at nor written to from now on: pages stay shared among forks.
+    # From now on the collector neither reads nor writes these objects, so forks share their pages.
     gc.freeze()
     gc.enable()
 
 
 def _is_forked() -> bool:
-    """Ask for a process in this one's place, with its command line and environment; return whether there is one."""
+    """Ask for a fork in place of this process, with its command line and environment; return whether there is one."""
     places = [word.removeprefix(_RAYLET) for word in sys.argv if word.startswith(_RAYLET)]
-    if len(places) != 1:  # one worker has no other option of a name
+    if len(places) != 1:  # Ray gives a worker this option exactly once
         return False
     with suppress(OSError), socket.socket(socket.AF_UNIX) as server:
         server.settimeout(_ANSWERED_S)
@@ -104,11 +104,11 @@ def _is_forked() -> bool:
 
 
 def _fork_for_others(listener: int, opener: int) -> None:
-    """Load, then fork a process for each that asks, until the opener ends; return in those."""
+    """Load the modules, then fork a process for each request until the opener ends; return only in the forks."""
     ends = os.pidfd_open(opener)
     _load(BEFORE_RAY)
     with socket.socket(fileno=listener) as server:
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # this process does not wait for its forks
         while ends not in select.select([listener, ends], [], [])[0]:
             connection, _ = server.accept()
             with connection:
@@ -121,7 +121,7 @@ def _fork_for_others(listener: int, opener: int) -> None:
 
 
 def _has_loaded_ray(connection: socket.socket) -> bool:
-    """Load Ray for the raylet of the first worker that asks, and tell whether it is there to be forked."""
+    """Load Ray for the raylet of the first worker that asks; return whether Ray is loaded and can be forked."""
     if _RAYLET_PID not in os.environ:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         asking = int.from_bytes(credentials[:4], sys.byteorder)
@@ -132,12 +132,12 @@ def _has_loaded_ray(connection: socket.socket) -> bool:
                 settings = {name: told[name] for name in told if name.startswith("RAY_")}
                 os.environ.update(settings | _OF_NO_JOB)
                 _load((*_RAY, *_IN_EVERY_WORKER))
-    # Threads of Python hold what they hold in a fork for ever. Those of Arrow and of numpy are made ready for forks.
+    # In a fork, locks held by other Python threads stay locked forever. The threads of Arrow and numpy support forks.
     return _RAYLET_PID in os.environ and threading.active_count() == 1
 
 
 def _stand_in(connection: socket.socket) -> None:
-    """Take the place of who asks, with its words, environment, group and folders; end where it has given up by now."""
+    """Take over the asking worker's arguments, environment, group and folders; end if that worker has given up."""
     connection.settimeout(_ASKED_S)
     try:
         with connection.makefile("rb") as words:
@@ -145,7 +145,7 @@ def _stand_in(connection: socket.socket) -> None:
             asked = json.loads(words.read(min(length, _MOST_BYTES)))
         sys.argv, environment, group, folder, sys.path[:] = asked
         os.chdir(folder)
-        # Ray ends a worker by its group.
+        # Ray ends a worker through its process group.
         os.setpgid(0, group)
         connection.sendall(b"1")
     except (OSError, ValueError, TypeError):
@@ -153,7 +153,7 @@ def _stand_in(connection: socket.socket) -> None:
     os.environ.clear()
     os.environ.update(environment)
     if numbers := sys.modules.get("numpy.random"):
-        numbers.seed()  # else every process would draw the same; Python's own are drawn anew by themselves
+        numbers.seed()  # numpy would draw the same numbers in every fork; Python reseeds its own generator
 
 
 if __name__ == "__main__":

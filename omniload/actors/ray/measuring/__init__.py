@@ -1,1 +1,1 @@
-"""What Ray takes of a machine, measured: small planes, calls between bare actors, CPU time and memory of processes."""
+"""Measures Ray's cost on a machine: small planes, calls between bare actors, processor time and memory of processes."""

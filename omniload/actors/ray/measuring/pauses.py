@@ -1,6 +1,7 @@
-"""Ranks of a small plane that rest before each of their steps, as those of a job do that train, or do not rest.
+"""Ranks of a small plane that pause before each step, like ranks that train, or that take steps without pauses.
 
-They fetch by their pace, as those of a job: after pauses some batches at once, and the next ones with the second.
+They fetch at their own pace, as the ranks of a job do: after pauses, several batches arrive together, and the next ones
+are requested with the second of them.
 """
 
 import time
@@ -14,90 +15,90 @@ from omniload.actors.ray.measuring.spent import Spent, spent_at_full_speed
 __all__ = ["PAUSE_S", "Paced", "Ranks", "Taker", "paced_step", "took"]
 
 PAUSE_S = 0.04
-"""How long a rank rests before it takes a batch, where steps after pauses are measured."""
+"""How long a rank pauses before it takes a batch, when steps after pauses are measured."""
 _PLACES = 4
-"""The first batch of those that came together, the second, with which more are asked for, the third, which finds caches
-as asking left them, and those behind it, which are alike."""
+"""Places of a batch among the batches that arrived together: the first, the second, with which more batches are
+requested, the third, whose caches are as the request left them, and all later ones, which are alike."""
 _ASKED_WITH = 2
-"""Batches of those that came together by which the next ones are asked for."""
+"""Batches from each arrival that a rank takes up to and including its request for the next ones."""
 
 
 class Taker(Protocol):
     """What a rank takes its batches with."""
 
     last_wait_s: float
-    """Seconds the last ``next_batch`` waited."""
+    """Seconds that the last ``next_batch`` waited."""
 
     def next_batch(self) -> object:
-        """Take the next one."""
+        """Take the next batch."""
         ...
 
     def close(self) -> None:
-        """Let go of the plane."""
+        """Release the plane."""
         ...
 
 
 class _Handle(Protocol):
-    """What a taker has its batches from."""
+    """Where a taker gets its batches from."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether the next batch is the first of those that come together."""
+        """Whether the next batch is the first of an arrival."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paced:
-    """What ranks that rest between their steps found."""
+    """Measurements of ranks that pause between their steps."""
 
     spent: Spent
     takes_s: tuple[tuple[float, ...], ...]
-    """Time in which a rank that has rested takes a batch that is at hand, of several, others left out: of the first of
-    those that came together, of the second, of the third, and of those behind it."""
+    """Seconds in which a rank that has paused takes a batch that is ready, over several batches, without other work on
+    the core. Grouped by place: the first of an arrival, the second, the third, and all later ones."""
     aside_s: float
-    """Processor time of the pauses, of the ranks that took these: theirs, and no data plane's."""
+    """Processor time of the pauses of the ranks behind ``takes_s``; it belongs to the ranks, not to the data plane."""
 
 
 class _Rank:
-    """A rank, and the place of the batch that it takes next among those that come together."""
+    """A rank, and the place of its next batch among the batches that arrived together."""
 
     def __init__(self, taker: Taker, handle: _Handle) -> None:
         self.taker, self._handle = taker, handle
         self.place = 0
 
     def take(self) -> tuple[float, float]:
-        """Take a batch; return as ``took``."""
+        """Take a batch; return the same as ``took``."""
         taken = took(self.taker)
         self.place = 0 if self._handle.is_empty else self.place + 1
         return taken
 
 
 class Ranks:
-    """Ranks of one process, which take the same steps one after the other."""
+    """Ranks of one process, which take the same steps one after another."""
 
     def __init__(self, ranks: Sequence[tuple[Taker, _Handle]]) -> None:
-        """Have the ranks of some handles take with those takers."""
+        """Give each rank its taker and its handle."""
         self._ranks = [_Rank(*each) for each in ranks]
 
     def take(self, steps: int) -> None:
-        """Take so many steps."""
+        """Take this many steps."""
         for _ in range(steps):
             for rank in self._ranks:
                 rank.take()
 
     def settle(self, steps: int, *, resting: bool) -> None:
-        """Take so many steps; ``resting``, with a pause wherever a rank asks for more, which has it ask for few."""
+        """Take this many steps; ``resting`` pauses before each request for more, so that the requests are small."""
         for _ in range(steps):
             if resting and any(rank.place < _ASKED_WITH for rank in self._ranks):
                 time.sleep(PAUSE_S)
             self.take(1)
 
     def pace(self, resting: int, steps: int) -> tuple[tuple[tuple[float, ...], ...], float]:
-        """Take so many steps, the first ranks after a pause each.
+        """Take this many steps, of which the first ``resting`` ranks take each after a pause.
 
         Returns:
-            What each batch took that was at hand then, by its place as in ``Paced``, none of a place that no batch had;
-            and the processor time of the pauses.
+            The times of the batches that were ready then, by place as in ``Paced`` and empty for a place without a
+            batch; and the processor time of the pauses.
         """
         takes_s: list[list[float]] = [[] for _ in range(_PLACES)]
         aside_s = 0.0
@@ -109,13 +110,14 @@ class Ranks:
                 of_place, began_s = takes_s[min(rank.place, _PLACES - 1)], time.thread_time()
                 time.sleep(PAUSE_S)
                 aside_s += time.thread_time() - began_s
-                # Other work on the core is in the one, and to look at the other takes a twentieth of it.
+                # The waited time includes other work on the core, and the processor time includes a twentieth for
+                # reading the clock, so the smaller value is used.
                 of_place.append(min(rank.take()))
         return tuple(map(tuple, takes_s)), aside_s
 
 
 def took(taker: Taker) -> tuple[float, float]:
-    """Take a batch; return how long that was waited for, and the processor time of this thread."""
+    """Take a batch; return the seconds waited for it, and the processor seconds of this thread."""
     began_s = time.thread_time()
     taker.next_batch()
     return taker.last_wait_s, time.thread_time() - began_s
@@ -124,12 +126,12 @@ def took(taker: Taker) -> tuple[float, float]:
 def paced_step(
     apart: Sequence[Paced], together: Sequence[Paced], clock: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return what a step took where ranks rest, by role, less what was done by the clock.
+    """Return the processor time of a step with pauses, by role, less the time-driven work.
 
     Args:
-        apart: Whiles in which each rank took its steps by itself, which tell of ranks.
-        together: Whiles in which all did so at once, which tell of every other role.
-        clock: Cores of each role in use at rest.
+        apart: Periods in which each rank took its steps alone, used for the figure of ranks.
+        together: Periods in which all ranks took steps at once, used for every other role.
+        clock: Cores that each role uses at rest.
     """
     of_ranks, of_others = (
         spent_at_full_speed([each.spent for each in paces], clock) for paces in (apart, together)

@@ -1,17 +1,16 @@
-"""What Ray takes of this machine: small planes at full speed, one at rest, and calls to a bare actor beside it.
+"""Measures Ray's cost on this machine: small planes at full speed, one at rest, and calls to a bare actor.
 
-What a message takes is not seen in a loop of calls: in a plane every end is woken for one message, in threads, with
-caches that other processes have used meanwhile. So processor time is that of the processes of a real plane.
+A loop of calls does not show the cost of a message. In a plane, each message wakes both ends, in threads whose caches
+other processes have used meanwhile. Therefore the processor time of the processes of a real plane is measured.
 
-Planes that are compared are open side by side, each on a Ray of its own below a process that has all its ranks but
-one. They are driven in turns, a short while each: what the machine does beside them is no difference between them
-then. The first rests alone, once the others have ended: where nothing else runs, a wake-up takes twice as long. Then
-its ranks take each step after a pause, as those of a job do that train in between: a process that has rested finds
-other caches.
+Planes that are compared are open at the same time, each on a Ray of its own below a process that has all its ranks but
+one. They run alternately for short periods, so that other work on the machine affects them equally. The first plane
+rests alone, after the others have ended, because a wake-up takes twice as long when nothing else runs. Then its ranks
+take each step after a pause, as ranks that train do, because a process that has paused finds other caches.
 
-The last rank has a process of its own, as every rank of a job has, and is the one that is measured; the others are in
-the process that opened the plane. Several in one process are woken for one of them, and find the windows of the others
-there: of two ranks each takes a sixth less then, of eight a third.
+The last rank has a process of its own, as every rank of a job has, and this rank is measured. The other ranks are in
+the process that opened the plane. If several ranks share a process, one wake-up serves them all, and they find each
+other's windows there: with two ranks, each takes a sixth less time, and with eight, a third less.
 """
 
 import multiprocessing
@@ -49,24 +48,25 @@ from omniload.base.linux.kept_waiting import IdleBesideWork
 __all__ = ["Probed", "probe"]
 
 _TURN_S, _TURNS, _REST_S, _RESTS = 0.4, 7, 2.0, 3
-"""How long a plane is at full speed at a time, how often, and at rest, in which every heartbeat comes twice; Ray starts
-a process ahead of its need now and then, which takes as much as half a core for two seconds."""
+"""Duration and number of a plane's turns at full speed, and of its periods at rest. Each heartbeat occurs twice in a
+period at rest. Now and then Ray starts a spare process, which takes up to half a core for two seconds."""
 _LEAST_TURNS, _MOST_S = 3, 60.0
-"""Turns that are enough where they take long, as with samples of a few tokens or beside much else."""
+"""Fewer turns are enough if turns take long, as with samples of a few tokens or with much other work on the machine."""
 _WARM_TURNS = 2
-"""Turns before those: the first finds how many steps there are in a turn, and by the end of the second pages of the
-object store are touched, and heaps have grown."""
+"""Turns before the measured ones. The first finds the number of steps in a turn. After the second, the pages of the
+object store have been touched and heaps have grown."""
 _LEAST_WINDOWS = 2
-"""Of a turn. In fewer a loader may have nothing to do, and nothing is known of its messages, on a busy machine."""
+"""Least windows in a turn. With fewer, on a busy machine, a loader may be idle, and the cost of its messages is
+unknown."""
 _FILLS_S = 0.3
-"""Buffers of a plane whose rank asks for nothing are full by then."""
+"""Time in which the buffers of a plane fill while its rank asks for nothing."""
 _PACES, _PACED_STEPS = 3, 64
-"""How often ranks rest before their steps, by themselves and all together, and before how many, or so many more that
-the steps of plans are whole."""
+"""How often the ranks pause before their steps, alone and all together, and before how many steps, rounded up to whole
+plans."""
 _SETTLED_WINDOWS = 3
-"""Until then a rank has taken what it asked for at another pace."""
+"""Windows after which a rank has taken all batches that it requested at an earlier pace."""
 _OPENS_S, _ANSWERS_S, _ENDS_S = 600.0, 300.0, 60.0
-"""How long a plane is waited for, which has limits of its own that are shorter."""
+"""Longest waits for a plane; the plane's own limits are shorter."""
 
 
 _Takers = Callable[[RankHandle], Taker]
@@ -75,35 +75,35 @@ _Shown = Callable[[str, float], AbstractContextManager[Callable[[float], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """What was found."""
+    """Results of a probe."""
 
     planes: tuple[PlaneSpent, ...]
-    """In the order they were asked for."""
+    """Planes, in the order of the specifications."""
     clock: Mapping[str, float]
-    """Cores in use while nobody asks for anything, by role; ``opener`` has the keeper of the plane."""
+    """Cores in use while no rank asks for anything, by role; ``opener`` includes the keeper of the plane."""
     paced_step_s: Mapping[str, float]
-    """Processor time of a step of the first plane, by role, where its ranks rested before each."""
+    """Processor time of a step of the first plane, by role, with a pause of each rank before the step."""
     paced_steps: int
-    """That were taken so."""
+    """Number of steps with pauses."""
     takes_s: tuple[tuple[float, ...], ...]
-    """Time in which a rank that has rested takes a batch that is at hand, of several, by its place as in ``Paced``, but
-    for those that no batch had."""
+    """Seconds in which a rank that has paused takes a batch that is ready, over several batches, by place as in
+    ``Paced``, without places that no batch had."""
     call: Call
-    """That is answered with nothing."""
+    """A call that is answered with nothing."""
     node_bytes: int
     """Memory of Ray's own processes."""
     idle: float
-    """Part of what planes at full speed wanted of cores that nobody had, as a core idled meanwhile."""
+    """Share of the processor time wanted by planes at full speed that they did not get although a core was idle."""
 
 
 def probe(specs: Sequence[PlaneSpec], calls: int, taker: _Takers, shown: _Shown) -> Probed:
-    """Open planes side by side, measure calls beside the first and them in turns, end them, and the first as the last.
+    """Open planes together, run them alternately, measure bare calls next to the first, and end the first plane last.
 
     Args:
-        specs: The planes: one loader, one constructor, sources without end.
-        calls: Calls to measure.
-        taker: Gives what a rank of a run takes its batches with: what runs before its clock begins warms caches.
-        shown: Shows what is done now, and how far it is.
+        specs: The planes, each with one loader, one constructor and endless sources.
+        calls: Number of calls to measure.
+        taker: Returns a rank's taker of batches. Its work before its clock starts warms the caches.
+        shown: Shows the present task and its progress.
 
     Raises:
         OmniloadError: A plane did not open.
@@ -112,7 +112,7 @@ def probe(specs: Sequence[PlaneSpec], calls: int, taker: _Takers, shown: _Shown)
     with ExitStack() as opened:
         planes = [opened.enter_context(closing(_Beside(_serve, spec, taker))) for spec in specs]
         for plane in planes:
-            # All before any is waited for: they end side by side, as they open.
+            # All planes are told to end before any is awaited, so that they end in parallel, as they open.
             opened.callback(plane.stop)
         with shown("opening small planes on Ray", len(planes) + 1) as advance:
             for plane in planes:
@@ -133,16 +133,16 @@ def probe(specs: Sequence[PlaneSpec], calls: int, taker: _Takers, shown: _Shown)
                 end(plane)
         with shown("measuring one at rest", _RESTS) as advance:
             clock = cores_at_rest([first.asked("rest", advance) for _ in range(_RESTS)])
-        # By turns too. A job's ranks wake a constructor together, each from a process of its own that has rested.
+        # These alternate too. The ranks of a job wake a constructor together, each from a process that has paused.
         with shown("measuring steps after pauses", 2 * _PACES + 1) as advance:
             both = ("apart", "together")
             paced = [[first.asked(each, advance) for each in both] for _ in range(_PACES)]
-            # A job's opener has none of its ranks, each of which looks after the plane by the clock.
+            # The opener of a job has no ranks in its process, and each rank checks on the plane at fixed times.
             clock["opener"] = cores_at_rest([first.asked("leave", advance)])["opener"]
     apart, together = zip(*paced, strict=True)
     of_planes = zip(*turns[_WARM_TURNS:], strict=True)
     return Probed(
-        # All have the same roles, and do the same by the clock.
+        # All planes have the same roles, with the same time-driven work.
         planes=tuple(spent_at_full_speed(its, clock) for its in of_planes),
         clock=clock,
         paced_step_s=paced_step(apart, together, clock),
@@ -155,16 +155,16 @@ def probe(specs: Sequence[PlaneSpec], calls: int, taker: _Takers, shown: _Shown)
 
 
 def _by_place(paced: Sequence[Paced]) -> tuple[tuple[float, ...], ...]:
-    """Return what batches took in all these whiles, by their place."""
+    """Return the times of batches in all these periods, by place."""
     of_places = zip(*(each.takes_s for each in paced), strict=True)
     return tuple(filter(None, (tuple(chain.from_iterable(of_place)) for of_place in of_places)))
 
 
 class _Beside:
-    """What runs in a process of its own; it ends with this one, whose pipe it reads."""
+    """A helper process; it reads this process's pipe and ends with this process."""
 
     def __init__(self, serve: Callable[..., None], *arguments: object) -> None:
-        """Have ``serve`` answer at the other end of a pipe, its last argument."""
+        """Run ``serve`` in the helper process, with the other end of the pipe as its last argument."""
         spawn = multiprocessing.get_context("spawn")
         self._pipe, its = spawn.Pipe()
         self._process = spawn.Process(target=serve, args=(*arguments, its), daemon=False)
@@ -177,14 +177,14 @@ class _Beside:
         return self._process.pid or 0
 
     def ask(self, what: object) -> None:
-        """Ask for something that is measured."""
+        """Ask for a measurement."""
         try:
             self._pipe.send(what)
         except OSError as error:
             raise self._lost() from error
 
     def answer(self, limit_s: float) -> Any:  # noqa: ANN401 -- as it was asked
-        """Return what was measured; raise what went wrong there."""
+        """Return the measurement; raise the error of the helper process."""
         try:
             found = self._pipe.recv() if self._pipe.poll(limit_s) else None
         except (EOFError, OSError) as error:
@@ -198,7 +198,7 @@ class _Beside:
         return found
 
     def asked(self, what: object, advance: Callable[[float], object]) -> Any:  # noqa: ANN401 -- as above
-        """Ask, wait for the answer, and tell that it is there."""
+        """Ask, wait for the answer, and report progress."""
         self.ask(what)
         answer = self.answer(_ANSWERS_S)
         advance(1)
@@ -211,11 +211,11 @@ class _Beside:
         )
 
     def stop(self) -> None:
-        """Have it end, once it has answered what it was asked."""
+        """Have the process end once it has answered what it was asked."""
         self._pipe.close()
 
     def close(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the process has ended."""
         self.stop()
         self._process.join(_ENDS_S)
         if self._process.is_alive():
@@ -224,7 +224,7 @@ class _Beside:
 
 
 def _serve(spec: PlaneSpec, taker: _Takers, pipe: Connection) -> None:
-    """Open a plane and measure what is asked for, until the other end of the pipe is closed."""
+    """Open a plane and measure as asked, until the other end of the pipe is closed."""
     try:
         with ExitStack() as opened:
             plane = opened.enter_context(RayPlane(spec))
@@ -256,11 +256,11 @@ def _serve(spec: PlaneSpec, taker: _Takers, pipe: Connection) -> None:
     except OmniloadError as error:
         pipe.send(error)
     except (EOFError, OSError, KeyboardInterrupt):
-        pass  # nobody asks any more: the opener says why, and was interrupted with this process
+        pass  # no process asks any more: the opener was interrupted together with this process, and reports why
 
 
 def _serve_rank(address: str, rank: int, taker: _Takers, pipe: Connection) -> None:
-    """Join a plane as one rank, and take steps as asked for, until the other end of the pipe is closed."""
+    """Join a plane as one rank, and take steps as asked, until the other end of the pipe is closed."""
     try:
         handle = handle_in(PlaneAddress.model_validate_json(address), rank)
         with closing(taker(handle)) as its:
@@ -279,11 +279,11 @@ def _serve_rank(address: str, rank: int, taker: _Takers, pipe: Connection) -> No
     except OmniloadError as error:
         pipe.send(error)
     except (EOFError, OSError, KeyboardInterrupt):
-        pass  # nobody asks any more: the opener says why, and was interrupted with this process
+        pass  # no process asks any more: the opener was interrupted together with this process, and reports why
 
 
 class _Driven:
-    """A plane, the ranks of this process, and the one beside it."""
+    """A plane, the ranks of this process, and the rank in a process of its own."""
 
     def __init__(
         self, spec: PlaneSpec, pids: Mapping[str, int], ranks: Ranks, alone: _Beside
@@ -293,7 +293,7 @@ class _Driven:
         self._window, self._ahead = spec.mix.steps_at_once, spec.mix.steps_ahead
         self._ranks, self._alone = ranks, alone
         self._steps = _LEAST_WINDOWS * self._window
-        """Of a turn."""
+        """Steps in a turn."""
 
     def _take(self, steps: int) -> None:
         self._alone.ask(("take", steps))
@@ -301,20 +301,20 @@ class _Driven:
         self._alone.answer(_ANSWERS_S)
 
     def rest(self) -> Spent:
-        """Take none."""
+        """Fill the buffers, then measure a period without steps."""
         self._take(2 * (self._ahead + self._window))
         return self.left()
 
     def left(self) -> Spent:
-        """Ask for none."""
+        """Measure a period in which no rank asks for a step."""
         time.sleep(_FILLS_S)
         began = self._begun()
         time.sleep(_REST_S)
         return self._since(began, 0)
 
     def turn(self) -> Spent:
-        """Take steps for a while: as many as the turn before took that long for, and the least in the first."""
-        # What is built already goes first: what comes after it is made as fast as it is taken.
+        """Take steps for one turn; the previous turn's speed sets their number, which is the least at first."""
+        # Batches that are already built are taken first; the later ones are built as fast as they are taken.
         self._take(self._ahead + self._window)
         began, steps = self._begun(), self._steps
         self._take(steps)
@@ -324,7 +324,7 @@ class _Driven:
         return spent
 
     def pace(self, *, together: bool) -> Paced:
-        """Have the rank beside rest before each step; ``together``, those of this process as well."""
+        """Have the separate rank pause before each step; with ``together``, the ranks of this process pause too."""
         steps = _SETTLED_WINDOWS * self._window
         self._alone.ask(("settle", steps))
         self._ranks.settle(steps, resting=together)
@@ -332,14 +332,14 @@ class _Driven:
         steps = -(-_PACED_STEPS // self._window) * self._window
         began = self._begun()
         self._alone.ask(("pace", steps))
-        # The first of this process rests for all of them: they are one thread.
+        # Only the first rank of this process pauses, which delays all of them, because they share one thread.
         self._ranks.pace(int(together), steps)
         takes_s, aside_s = self._alone.answer(_ANSWERS_S)
         return Paced(spent=self._since(began, steps), takes_s=takes_s, aside_s=aside_s)
 
     def _begun(self) -> tuple[dict[int, float], float]:
-        """Return the clocks of the processes of the plane, and of this machine."""
-        # Looking at all of them takes some milliseconds, which are in neither while.
+        """Return the processor seconds of the plane's processes, and the time."""
+        # Reading all of them takes some milliseconds, which count in neither period.
         return self._spent(), time.perf_counter()
 
     def _since(self, began: tuple[Mapping[int, float], float], steps: int) -> Spent:

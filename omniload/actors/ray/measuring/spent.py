@@ -1,4 +1,4 @@
-"""Processor time and memory of processes, as the kernel tells them: of a plane by its roles, of a call by its ends."""
+"""Processor time and memory of processes, as the kernel reports them, by role of a plane or end of a call."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,17 +26,17 @@ __all__ = [
 
 _ROLE, _START_S = "the probe", 300.0
 _WARM_UP, _TOGETHER = 20, 8
-"""Calls that are under way at once."""
+"""Calls that are under way at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What the roles of a plane had of processors in a while."""
+    """Processor time of the roles of a plane in a period."""
 
     seconds: float
-    """How long it was."""
+    """Duration of the period."""
     steps: int
-    """That were taken in it."""
+    """Steps taken in the period."""
     by_role: Mapping[str, float]
 
 
@@ -44,19 +44,19 @@ class Spent:
 class PlaneSpent:
     """Processor time of a plane, by role: ``planner``, ``loader``, ``constructor``, ``rank``, ``node``, ``opener``.
 
-    That of ``rank`` is of one, in a process of its own; the others are in that of ``opener``.
+    ``rank`` is one rank in a process of its own. All other ranks are in the process of ``opener``.
     """
 
     steps: int
-    """That were taken at full speed."""
+    """Steps taken at full speed."""
     step_s: Mapping[str, float]
-    """Of a step at full speed, less what is done by the clock: the median of some turns."""
+    """Seconds of a step at full speed, less the time-driven work: the median of several turns."""
     mean_s: Mapping[str, float]
-    """The mean of all turns, for what comes now and then: a block is decoded in one of many steps."""
+    """Mean over all turns, which includes occasional work: a block is decoded in one of many steps."""
 
 
 def rays_own() -> list[psutil.Process]:
-    """Return Ray's own processes: those below this one that are no actors."""
+    """Return Ray's own processes: the children of this process that are not actors."""
     below = psutil.Process().children(recursive=True)
     return [process for process in below if not _name_of(process).startswith("ray::")]
 
@@ -69,7 +69,7 @@ def _name_of(process: psutil.Process) -> str:
 
 
 def memory_of(process: psutil.Process) -> int:
-    """Return its memory, what several share by parts; 0 where it has ended."""
+    """Return the memory of a process, with its part of shared pages; 0 if the process has ended."""
     try:
         return int(process.memory_full_info().pss)
     except psutil.Error:
@@ -77,9 +77,9 @@ def memory_of(process: psutil.Process) -> int:
 
 
 def spent_by(process: psutil.Process) -> float:
-    """Return the processor seconds of a process so far: to the nanosecond, of its threads, where the kernel tells."""
+    """Return the processor seconds of a process so far, to the nanosecond if the kernel reports its threads."""
     spent_s = 0.0
-    with suppress(OSError):  # it has ended
+    with suppress(OSError):  # the process has ended
         for task in Path(f"/proc/{process.pid}/task").iterdir():
             with suppress(OSError):  # the thread has ended
                 spent_s += int((task / "schedstat").read_text().split()[0]) * 1e-9
@@ -94,9 +94,9 @@ def spent_by(process: psutil.Process) -> float:
 def by_role(
     before: Mapping[int, float], now: Mapping[int, float], roles: Mapping[int, str]
 ) -> dict[str, float]:
-    """Return what each role had of processors meanwhile; ``node`` is what processes of no role had.
+    """Return the processor time of each role between two readings; ``node`` is the time of processes without a role.
 
-    One that has ended, as workers do that nobody needed, would have had less than nothing: it is left out.
+    A process that has ended, such as an unused worker, would yield a negative time, so it is left out.
     """
     found = dict.fromkeys((*roles.values(), "node"), 0.0)
     for pid in before.keys() & now.keys():
@@ -105,13 +105,13 @@ def by_role(
 
 
 def cores_at_rest(rests: Sequence[Spent]) -> dict[str, float]:
-    """Return the cores that each role has in use while nobody asks for anything: the median of some whiles."""
+    """Return the cores that each role uses while no rank asks for anything: the median of several periods."""
     roles = rests[0].by_role
     return {role: median(each.by_role[role] / each.seconds for each in rests) for role in roles}
 
 
 def spent_at_full_speed(turns: Sequence[Spent], clock: Mapping[str, float]) -> PlaneSpent:
-    """Return what a step of a plane took in its turns, less what was done by the clock."""
+    """Return the processor time of a plane's step in its turns, less the time-driven work."""
     steps_T = [turn.steps for turn in turns]
     beyond_s = {
         role: [turn.by_role[role] - cores * turn.seconds for turn in turns]
@@ -126,20 +126,20 @@ def spent_at_full_speed(turns: Sequence[Spent], clock: Mapping[str, float]) -> P
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """Seconds of a call."""
+    """Seconds of a call, and memory."""
 
     waits_s: tuple[float, ...]
-    """From asking to the answer, of each that came alone, less the processor time of both ends."""
+    """Seconds from each call to its answer, less the processor time of both ends; the calls are made one at a time."""
     asking_s: float
-    """Processor time of the process that asks, where some calls are under way at once, as they are in a plane."""
+    """Processor time of the calling process, with several calls under way at once, as in a plane."""
     answering_s: float
-    """Of the one that answers."""
+    """Processor time of the answering process."""
     process_bytes: int
-    """Memory of an actor's process that holds nothing."""
+    """Memory of the process of an empty actor."""
 
 
 class _Answering:
-    """The end that answers."""
+    """The answering end."""
 
     def answer(self) -> None: ...
 
@@ -149,8 +149,8 @@ class _Answering:
 
 
 def measured_calls(calls: int) -> Call:
-    """Measure calls to an actor in the Ray of this process that answers with nothing."""
-    # What was spent is read without Ray, too.
+    """Measure calls to an actor in this process's Ray that answers with nothing."""
+    # The other functions of this module also work without Ray.
     from omniload.actors.ray.answers import answer_to  # noqa: PLC0415 -- an extra
     from omniload.actors.ray.environment import ray  # noqa: PLC0415 -- an extra
 
@@ -171,7 +171,7 @@ def measured_calls(calls: int) -> Call:
         for _ in range(calls // _TOGETHER):
             ray.get([actor.answer.remote() for _ in range(_TOGETHER)])
 
-    # Both ends work one after the other while the caller waits: what is left is the way itself.
+    # The two ends work alternately while the caller waits, so the remaining time is that of the transport.
     ends_s = sum(_spent(actor, one_by_one)) / calls
     asking_s, answering_s = _spent(actor, together)
     done = calls // _TOGETHER * _TOGETHER
@@ -184,7 +184,7 @@ def measured_calls(calls: int) -> Call:
 
 
 def _spent(actor: Any, work: Callable[[], None]) -> tuple[float, float]:  # noqa: ANN401 -- Ray's handle has no static type
-    """Return the processor seconds of this process and of the actor's that something takes."""
+    """Return the processor seconds that some work takes in this process and in the actor's."""
     from omniload.actors.ray.answers import answer_to  # noqa: PLC0415 -- an extra
 
     before_s, _ = answer_to(actor.spent.remote(), _ROLE)

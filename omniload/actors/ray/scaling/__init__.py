@@ -1,1 +1,1 @@
-"""Source loaders of a running plane: how they are added, how sources move between them, how they retire."""
+"""Source loaders of a running plane: how they are added, how sources move between them, and how they retire."""

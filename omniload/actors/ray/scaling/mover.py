@@ -1,13 +1,13 @@
-"""Moves sources between the loaders of a running plane. Nothing of what ranks get changes by it.
+"""Moves sources between the loaders of a running plane. A move changes nothing in the batches of ranks.
 
-A move is the hand-over of a lost loader (design page 0009) with the old one alive::
+A move is the hand-over of a lost loader (design page 0009), but with the old loader alive::
 
     new one opens ──▶ reads what the old one holds ──▶ old one answers for what the new one reads
-                  ──▶ planner: TakeOver, ReadAhead to the new one ──▶ constructors ask it ──▶ old one drops the sources
+      ──▶ planner: TakeOver, ReadAhead to the new one ──▶ constructors ask it ──▶ old one drops the sources
 
-Before the keeper takes it up, a move that fails has changed nothing. From then on the sources
-are the new one's: if a member is lost, the roster hands over what is its role's. A move that takes too
-long after that is not undone: it goes on, and the old one drops the sources once it is through.
+A move that fails before the keeper begins it has changed nothing. After that, the sources belong to the new loader, and
+if a member is lost, the roster hands its role's sources over. A move that then takes too long is not undone: it
+continues, and the old loader drops the sources when the move is complete.
 """
 
 import time
@@ -34,36 +34,36 @@ __all__ = ["MoveUnderWayError", "Mover"]
 _NAMES_SHOWN = 3
 _TURN_S = 0.2
 _ASKS_S = 2.0
-"""Longest wait for a constructor to say whom it asks; it is asked again."""
+"""Longest wait for a constructor to report which loader it asks; the question is repeated later."""
 _READS_FIRST_S = 10.0
-"""Longest time in which a loader reads what another holds before it has its sources; the rest it reads behind that.
-Shorter than an edit of the mix waits for its turn: where a store is away, such reads end with no move."""
+"""Longest time in which the new loader reads, before a move, samples that the old one holds. It is shorter than an edit
+of the mix waits for its turn: if a store is unavailable, such reads time out without a move."""
 _ROUNDS, _SHORT_S = 6, 0.3
-"""Rounds of that at most, each of what came to be needed in the last, and seconds of one that is the last of them."""
+"""Most rounds of that reading, each for what has become necessary since; a round of so few seconds is the last."""
 _LOG = get_logger(__name__)
 
 
 class MoveUnderWayError(UnavailableError):
-    """Sources are another loader's from now on, and not all who ask for them have heard of it yet."""
+    """Sources belong to another loader from now on, but not every role that asks for them knows it yet."""
 
 
 class Mover:
-    """Adds loaders to a crew, moves sources between them and retires those that have none. For one thread."""
+    """Adds loaders to a crew, moves sources between loaders, and retires loaders without sources. For one thread."""
 
     def __init__(self, crew: Crew, keeper: Keeper, gate: Gate) -> None:
         self._crew, self._keeper, self._gate = crew, keeper, gate
         self._leaving = _Leaving(crew, gate)
 
     def split(self, sources: Sequence[int], reads: int) -> str:
-        """Move sources to a loader that is added for them, and does so many reads at once; return its role.
+        """Move sources to a new loader that reads ``reads`` at once; return the role of the loader.
 
         Raises:
-            MoveUnderWayError: They are its sources from now on, though somebody has not heard of it.
-            OmniloadError: It could not be started or could not open them; nothing has changed.
+            MoveUnderWayError: The sources belong to the new loader from now on, but not every role knows it yet.
+            OmniloadError: The loader could not be started or could not open the sources; nothing has changed.
         """
         with self._turn(f"{self._named(sources)} move to a loader that is added"):
             role = self._crew.add_loader(reads)
-            # Before anybody is started: who is started meanwhile opens them as well.
+            # Set before any member starts, so that members that start meanwhile open these sources too.
             self._crew.coming = dict.fromkeys(sources, role)
             try:
                 self._keeper.add(role)
@@ -78,11 +78,11 @@ class Mover:
             return role
 
     def move(self, sources: Sequence[int], role: str) -> None:
-        """Move sources to another loader that is there.
+        """Move sources to another existing loader.
 
         Raises:
-            MoveUnderWayError: They are its sources from now on, though somebody has not heard of it.
-            OmniloadError: It could not open them as they were found first; nothing has changed.
+            MoveUnderWayError: The sources belong to the other loader from now on, but not every role knows it yet.
+            OmniloadError: The loader could not open the sources as they were first found; nothing has changed.
         """
         with self._turn(f"{self._named(sources)} move to {role}"):
             self._crew.coming = dict.fromkeys(sources, role)
@@ -91,7 +91,7 @@ class Mover:
                 self._hand_over(sources, role)
             except BaseException:
                 if not set(sources) & set(self._crew.sources_of[role]):
-                    # It may be one that was left with an earlier move, and is asked yet.
+                    # The role may have served some of them before an earlier move, and may still be asked for them.
                     self._leaving.leave(sources, [role])
                     self._leaving.drop()
                 raise
@@ -102,14 +102,14 @@ class Mover:
         """End a loader that has no source any more.
 
         Raises:
-            StateError: It has some, or somebody may still ask it for one.
-            UnavailableError: Another change of the plane takes longer than one waits.
+            StateError: The loader has sources, or a role may still ask it for a source.
+            UnavailableError: Another change of the plane takes longer than the limit of a wait.
         """
         self.clean_up()
         with self._turn(f"{role} ends"):
             if left := self._crew.sources_of[role]:
                 raise StateError(f"{role} serves {len(left)} sources; move them first")
-            # Constructors that have not heard of a move ask it yet; of one that has ended they ask elsewhere, late.
+            # Constructors that do not know of a move still ask this loader, and would notice its end only late.
             if self._leaving.answers(role):
                 raise StateError(
                     f"{role} still answers for sources that were moved; end it once all constructors ask others"
@@ -117,7 +117,7 @@ class Mover:
             self._keeper.retire(role)
 
     def clean_up(self) -> None:
-        """Have loaders drop what was moved from them, as soon as nobody asks them for it any more; wait for nobody."""
+        """Have loaders drop moved sources that no role asks them for any more, without waiting."""
         if not self._leaving.is_due():
             return
         try:
@@ -129,22 +129,22 @@ class Mover:
 
     @contextmanager
     def _turn(self, does: str, **limit: float) -> Iterator[None]:
-        """Be inside the plane, and the only one who changes it; raises as ``Turn.taken``."""
+        """Enter the plane, as the only thread that changes it; raises the same errors as ``Turn.taken``."""
         refused = "source loaders stay as they are"
         turn = self._crew.changing.taken(does, refused, check=self._gate.check, **limit)
         with self._gate.inside(), turn:
             yield
 
     def _named(self, sources: Sequence[int]) -> str:
-        """Return some sources for messages."""
+        """Return the names of some sources for messages."""
         names = dict(enumerate(self._crew.spec.history.latest.names))
-        # One that was being added may be gone again.
+        # A source that was being added may be gone again.
         shown = ", ".join(repr(names.get(s, s)) for s in sources[:_NAMES_SHOWN])
         more = ", ..." * (len(sources) > _NAMES_SHOWN)
         return f"{counted(len(sources), 'source')} ({shown}{more})"
 
     def _wait_for_first(self, role: str) -> None:
-        """Wait for a role that was added to be held."""
+        """Wait until an added role has a holder."""
         crew = self._crew
         self._wait(
             lambda: role in crew.holders or role not in crew.sources_of, f"the opening of {role}"
@@ -156,11 +156,11 @@ class Mover:
         crew, before = self._crew, self._roles_of(sources)
         self._read_first(tuple(sources), role)
         command = HandedOver(sources=tuple(sources))
-        # Before the new one is asked: what it alone has read, constructors may ask the old one for.
+        # Before the new loader is asked: constructors may ask the old one for samples that only the new one has read.
         for old in before:
             self._leaving.tell(crew.holders[old], lambda actor: actor.hand_over.remote(command))
         self._take_up(self._keeper.move(sources, role), role)
-        # From here on the sources have moved, whatever else fails.
+        # From here on the sources have moved, even if a later action fails.
         self._leaving.leave(sources, before)
         try:
             self._wait_until_heard(sources)
@@ -173,9 +173,10 @@ class Mover:
         self._leaving.drop()
 
     def _read_first(self, sources: tuple[int, ...], role: str) -> None:
-        """Have a loader read what the steps to come need of sources while the one before it answers for them.
+        """Have a loader read the samples that coming steps need while the old loader still answers for the sources.
 
-        Each time it reads what has come to be needed meanwhile. As far as it gets: no move depends on it.
+        Each round reads what has become necessary since the last one. The rounds stop at a limit because no move
+        depends on them.
         """
         until_s = time.monotonic() + _READS_FIRST_S
         for _ in range(_ROUNDS):
@@ -195,7 +196,7 @@ class Mover:
                 return
 
     def _take_up(self, taken: "Future[None]", role: str) -> None:
-        """Wait for the keeper to take a move up; one that it has not taken up in time it never will."""
+        """Wait until the keeper begins a move; a move that it has not begun in time is cancelled."""
         try:
             self._wait(taken.done, f"the beginning of a move to {role}")
         except BaseException:
@@ -208,7 +209,7 @@ class Mover:
         return [role for role, each in self._crew.sources_of.items() if wanted.intersection(each)]
 
     def _wait_until_heard(self, sources: Sequence[int]) -> None:
-        """Wait until everyone has heard of the last move of sources."""
+        """Wait until every role knows of the last move of the sources."""
         until_s = time.monotonic() + OPENING_S
         while waiting := self._leaving.unaware(sources):
             if time.monotonic() > until_s:
@@ -219,7 +220,7 @@ class Mover:
                 self._crew.changed.wait(_TURN_S)
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
-        """Wait until something holds that the keeper brings about."""
+        """Wait until a condition is met that the keeper brings about."""
         for _ in range(int(OPENING_S / _TURN_S)):
             self._gate.check()
             with self._crew.changed:
@@ -230,62 +231,62 @@ class Mover:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """Sources that loaders still answer for after they were moved."""
+    """Sources that loaders still answer for after a move."""
 
     sources: tuple[int, ...]
     roles: tuple[str, ...]
-    """The loaders that served them."""
+    """Loaders that served the sources before."""
 
 
 class _Leaving:
-    """Sources that loaders of a crew are to drop. For the thread that has the turn of ``crew.changing``."""
+    """Sources that loaders of a crew must drop. For the thread that has the turn of ``crew.changing``."""
 
     def __init__(self, crew: Crew, gate: Gate) -> None:
         self._crew, self._gate = crew, gate
         self._left: list[_Left] = []
 
     def leave(self, sources: Sequence[int], roles: Sequence[str]) -> None:
-        """Note that loaders are to drop sources, those among them that are not theirs."""
+        """Note that loaders must drop these sources, except those that a loader owns when it drops them."""
         self._left.append(_Left(tuple(sources), tuple(roles)))
 
     def is_due(self) -> bool:
-        """Tell whether anything is to be dropped."""
+        """Return whether any source must be dropped."""
         return bool(self._left)
 
     def answers(self, role: str) -> bool:
-        """Tell whether a loader has to answer yet for sources that are not its own."""
+        """Return whether a loader must still answer for sources that are not its own."""
         return any(role in each.roles for each in self._left)
 
     def unaware(self, sources: Sequence[int]) -> list[str]:
-        """Return who has not heard of the last move of sources, and may ask a loader that served them before."""
+        """Return the roles that do not know of the last move and may still ask the sources' previous loaders."""
         crew = self._crew
         noted = [crew.noted_at.get(s, 0) for s in sources]
         if any(at < crew.moved_at.get(s, 0) for s, at in zip(sources, noted, strict=True)):
-            return [PLANNER]  # others hear of it once the planner has
+            return [PLANNER]  # the constructors learn of it from the planner
         unaware = []
         for name in sorted(crew.dp_ranks_of):
             try:
                 answer = crew.holding(name).turns.remote(tuple(sources))
                 known = answer_to(answer, name, limit_s=_ASKS_S, check=self._gate.check)
-            except UnavailableError as error:  # one that is lost is followed to the next
+            except UnavailableError as error:  # the successor of a lost constructor is asked later
                 self._gate.check()
                 _LOG.debug("%s does not say what it knows: %s", name, error)
                 unaware.append(name)
                 continue
-            # Whether it asks the right one by name says too little: a source may have come back.
+            # The name of the loader that a constructor asks is not enough, because a source may have come back.
             if any(turn < at for turn, at in zip(known, noted, strict=True)):
                 unaware.append(name)
         return unaware
 
     def drop(self) -> None:
-        """Have loaders drop what was moved from them and nobody asks them for; of the rest, later."""
+        """Have loaders drop moved sources that no role asks them for any more; keep the rest for later."""
         left, self._left = self._left, []
         for each in left:
             if self.unaware(each.sources):
                 self._left.append(each)
                 continue
             for role in each.roles:
-                # What has come back meanwhile it keeps.
+                # A loader keeps a source that has come back to it meanwhile.
                 theirs = self._crew.sources_of.get(role, ())
                 gone = [s for s in each.sources if s not in theirs]
                 if gone:
@@ -298,7 +299,7 @@ class _Leaving:
                 self.tell(member, lambda actor: actor.drop.remote(tuple(sources)))
 
     def tell(self, member: Member, call: Callable[[Any], Any]) -> None:
-        """Call a method of a member and wait for its end; the successor of one that is lost begins anew."""
+        """Call a method of a member and wait for its end; a lost member's successor starts without the sources."""
         actor = self._crew.actors.get(member)
         if actor is None:
             return

@@ -1,4 +1,4 @@
-"""Members of a loader open sources, as they are started or beside those they have: each finds what was found first."""
+"""Members of a loader open sources, at their start or later, and each must find the same data as the first."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -16,20 +16,20 @@ from omniload.mix.fingerprint import SourceFacts, differences, source_parts
 __all__ = ["OPENING_S", "Check", "event_of_opening", "open_in_all", "open_in_shadows"]
 
 Check = Callable[[], None]
-"""Raises once the plane is closed, which would wait for a call that waits here."""
+"""Raises once the plane is closed, because the closing would wait for a call that waits here."""
 OPENING_S = 600.0
-"""Longest wait for a loader to start and open sources; the plane goes on meanwhile."""
+"""Longest wait for a loader to start and open sources; the plane continues meanwhile."""
 _LOG = get_logger(__name__)
 
 
 def event_of_opening(
     member: Member, done: "Future[Any]", facts: Mapping[int, SourceFacts], mix: MixConfig
 ) -> MemberReady | MemberEnded:
-    """Say whether a loader has found what is known; of a source that is being added, nothing may be yet."""
+    """Return whether a loader found the known facts of its sources; a source that is being added may have none yet."""
     try:
         known = {s: facts[s] for s in done.result() if s in facts}
         now = {s: done.result()[s] for s in known}
-    except Exception as error:  # noqa: BLE001 -- a future swallows it, and the role would start for ever
+    except Exception as error:  # noqa: BLE001 -- a future would swallow it, and the role would hang
         return MemberEnded(member, str(project_error(error, member.name)))
     if now == known:
         return MemberReady(member)
@@ -40,7 +40,7 @@ def event_of_opening(
 def _changes(
     then: Mapping[int, SourceFacts], now: Mapping[int, SourceFacts], mix: MixConfig
 ) -> str:
-    """Say of which sources other data was found, and what of it."""
+    """Return the sources for which other data was found, and the differences."""
 
     def parts(found: Mapping[int, SourceFacts]) -> dict[str, str]:
         named = {mix.names[source]: facts for source, facts in found.items()}
@@ -51,20 +51,20 @@ def _changes(
 
 
 def open_in_shadows(crew: Crew, role: str, number: int, mix: MixConfig, check: Check) -> None:
-    """Have those who may take the loader's place open the source too; nobody will ask one that has ended.
+    """Have the members that may take the loader's place open the source too; skip members that have ended.
 
     Raises:
-        OmniloadError: One that lives could not open it in time or found other data, or what ``check`` raised.
+        OmniloadError: A live member could not open the source in time or found other data, or ``check`` raised.
     """
     others = [m for m in list(crew.actors) if m.role == role and m != crew.holders[role]]
-    # Not looked at again: what they find is held against what the holder, which has looked, has found.
+    # The holder has checked the source already, and the members' facts are compared with the holder's.
     told = {m: crew.actors[m].open_also.remote(number, mix, as_it_is) for m in others}
     for other, answer in told.items():
         try:
             found = answer_to(answer, other.name, check=check)
         except UnavailableError as error:
             if not has_ended(answer):
-                raise  # it may take over yet, without the source
+                raise  # the member may still take over, but without the source
             _LOG.debug("%s did not open source %d: %s", other.name, number, error)
             continue
         if found != crew.facts[number]:
@@ -76,10 +76,10 @@ def open_in_shadows(crew: Crew, role: str, number: int, mix: MixConfig, check: C
 
 
 def open_in_all(crew: Crew, sources: Sequence[int], role: str, check: Check) -> None:
-    """Have every member of a role open sources; those that are started from now on do so by themselves.
+    """Have every member of a role open sources; members that start from now on open them anyway.
 
     Raises:
-        OmniloadError: One that lives could not open them in time or found other data, or what ``check`` raised.
+        OmniloadError: A live member could not open the sources in time or found other data, or ``check`` raised.
     """
     mix, known = crew.spec.history.latest, crew.facts
     told = {
@@ -92,8 +92,8 @@ def open_in_all(crew: Crew, sources: Sequence[int], role: str, check: Check) -> 
             found = answer_to(answer, member.name, limit_s=OPENING_S, check=check)
         except UnavailableError:
             if member == crew.holders[role] or not has_ended(answer):
-                raise  # one that is slow may take over yet, without the sources
-            continue  # a member that has ended: the one that replaces it opens all
+                raise  # a slow member may still take over, but without the sources
+            continue  # the member has ended, and its successor opens all sources
         if found != {s: known[s] for s in sources}:
             raise StateError(
                 f"{member.name} found other data than the plane was opened with: "

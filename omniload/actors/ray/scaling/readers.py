@@ -1,7 +1,7 @@
-"""Further readers of a source on Ray: processes that a loader starts beside it, and that end with it.
+"""Further readers of a source on Ray: processes that a loader starts next to itself, and that end with it.
 
-They are its own, and on no roster: a reader holds nothing, so the loader that notices its end, or
-that it is stopped or stuck, ends it, reads its part itself, and starts another.
+They belong to the loader and are on no roster. A reader keeps no state. If the loader notices that a reader has ended,
+is stopped or is stuck, the loader ends the reader, reads its part itself, and starts another.
 """
 
 import os
@@ -30,11 +30,12 @@ __all__ = ["RayReader", "ReaderActor"]
 
 _TURN_S = 0.1
 _STOPPED_S = 0.1
-"""A process that the kernel has called stopped for so long will not go on by itself, as the roster has it."""
+"""A process that the kernel has reported as stopped for this long will not resume by itself; the roster has the same
+rule."""
 
 
 class ReaderActor:
-    """Reads parts of a source. One call at a time."""
+    """Reads parts of a source. Handles one call at a time."""
 
     def __init__(self, name: str, logs: Path | None) -> None:
         end_by_sigterm()
@@ -43,11 +44,11 @@ class ReaderActor:
         speak_for(RoleLogs(logs).of(name))
 
     def process(self) -> Process:
-        """Return where it is."""
+        """Return the process of this reader."""
         return Process.own()
 
     def open(self, opening: SourceOpening, passed_on: Mapping[str, str]) -> SourceFacts:
-        """Open the source with the variables of its loader, before any read; return what was found."""
+        """Open the source with its loader's environment variables, before any read; return its facts."""
         os.environ.update(passed_on)
         self._opened = opening.open_part()
         return self._opened.source.facts
@@ -58,36 +59,36 @@ class ReaderActor:
 
 
 class RayReader(PartReader):
-    """A way to a reader, for the loader that starts it."""
+    """The loader's connection to a reader, which it starts itself."""
 
     def __init__(self, opening: SourceOpening, number: int, loader: str, logs: Path | None) -> None:
-        """Start a reader on this node; nobody waits until it stands ready."""
+        """Start a reader on this node, without waiting until it is ready."""
         self._name = f"{loader}-reader-{opening.number}-{number}"
         self._stuck_s = opening.mix.runtime.stuck_after
-        # Never elsewhere: a reader hands its blocks over in the node's shared memory.
+        # Never on another node, because a reader passes its blocks through the node's shared memory.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         remote: Any = ray.remote
         actor_of = remote(max_restarts=0, num_cpus=0, scheduling_strategy=here)(ReaderActor)
-        # The loader has them of whoever opened the plane.
+        # The loader received these variables from the process that opened the plane.
         passed_on = opening.mix.runtime.env.passed_on(os.environ)
         self._actor = actor_of.remote(self._name, logs)
-        # Asked for first: calls of one actor are answered in turn, and opening may take minutes.
+        # The process is asked for first, because calls of an actor are answered in order and opening may take minutes.
         self._process = self._actor.process.remote()
-        # Not as it is started: Ray's tables keep what an actor is started with.
+        # The variables are not passed at the start because Ray's tables keep the arguments of a start.
         self._opening = self._actor.open.remote(opening, passed_on)
         self._held: HeldProcess | None = None
         self._stopped_at_s: float | None = None
-        """When it was first seen to be stopped, by looks between which it was not seen to run."""
+        """When the reader was first seen stopped, with no look in between at which it ran."""
 
     @override
     def facts(self) -> SourceFacts | None:
-        # While it opens the source, too: one that is stopped then would be waited for as long as the job lasts.
+        # This also applies while the reader opens the source, because a stopped reader would block the job forever.
         if self._held is None and ray.wait([self._process], timeout=0)[0]:
             try:
                 self._held = HeldProcess(self._got(self._process))
             except ProcessLookupError as error:
                 raise ReaderLostError(f"{self._name} has ended: {error}") from None
-        # Also one that nothing is asked of now: the next read would wait for it.
+        # This also applies to an idle reader, because the next read would wait for it.
         self._require_runs()
         if not ray.wait([self._opening], timeout=0)[0]:
             return None
@@ -123,7 +124,7 @@ class RayReader(PartReader):
     def close(self) -> None:
         held, self._held = self._held, None
         if held is not None:
-            # One that runs is Ray's to end: of a process that is killed Ray tells the user that memory may be short.
+            # Ray ends a running process. If it were killed here, Ray would tell the user that memory may be short.
             if held.is_stopped():
                 held.kill()
             held.close()
@@ -134,7 +135,7 @@ class RayReader(PartReader):
         """Wait for an answer of a reader that runs."""
         began_s, self._stopped_at_s = time.monotonic(), None
         while not ray.wait([asked], timeout=_TURN_S)[0]:
-            # Closed by another thread: a source that is dropped ends its readers under a read.
+            # Another thread closed it: when a source is dropped, its readers end even during a read.
             if self._held is None:
                 raise ReaderLostError(f"{self._name} was ended")
             self._require_runs()

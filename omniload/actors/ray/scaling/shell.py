@@ -1,4 +1,4 @@
-"""Shell of the Scaler machine: asks loaders what they do, and carries out what changes. Decides nothing."""
+"""Shell of the Scaler machine: asks loaders for their load, and carries out changes. The shell decides nothing."""
 
 import math
 import threading
@@ -32,17 +32,17 @@ from omniload.mix.edits.history import History
 __all__ = ["SCALER", "Scaling"]
 
 SCALER = "scaler"
-"""Name that its heartbeats and lines go by."""
+"""Name of the scaler in heartbeats and log lines."""
 _LOOK_S = 5.0
 _AHEAD_S = 90.0
-"""A stage of the mix is seen so long before it begins: averages, and another process, take that time."""
+"""How long before its begin a stage counts, because averages and the start of a process take that time."""
 _READS = 4
-"""Reads at once of a loader that is added."""
+"""Simultaneous reads of an added loader."""
 _LOG = get_logger(__name__)
 
 
 class Scaling:
-    """Follows the load of the source loaders of a plane, in a thread of the process that opened it."""
+    """Follows the load of a plane's source loaders, in a thread of the process that opened the plane."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class Scaling:
         self._meter = WorkMeter()
         self._planned, self._pace = 0, Pace()
         self._at_fault: set[str] = set()
-        """Roles whose answers were faults, and that were named for it."""
+        """Roles whose answers were faults that have been logged."""
         self._heard = crew.spec.history
-        """As the planner had it last, where it was asked."""
+        """History of the mix as last received from the planner, if it was asked."""
         self.activity = Activity(SCALER, log=log, host=host_here())
         self.activity.figures.note(loaders=len(crew.sources_of))
         self.activity.figures.count("loader_changes_total", 0)
@@ -73,7 +73,7 @@ class Scaling:
         self._thread.start()
 
     def close(self) -> None:
-        """Change nothing any more; the gate of the plane is closed, which ends a change that is under way."""
+        """End all changes; the plane's gate is closed already, which ends a change that is under way."""
         self._ended.set()
         self._end_heartbeats()
 
@@ -81,14 +81,14 @@ class Scaling:
         with self.activity.speaking():
             try:
                 while not self._ended.wait(_LOOK_S):
-                    # All of it: who asks an actor once Ray has ended here starts another Ray.
+                    # All of it, because a call to an actor after the end of this Ray would start another Ray.
                     with self._gate.inside():
-                        # Each time, also where nothing changes: what a move that took too long left is dropped here.
+                        # At each look, because this drops the leftovers of moves that took too long.
                         self._mover.clean_up()
                         for command in self._scaler.handle(self._look()):
                             self._change(command)
-            except Exception:  # noqa: BLE001 -- the outermost loop: the plane runs on as it is
-                # A plane that is being closed ends the gate under a look: that is no fault to be told.
+            except Exception:  # noqa: BLE001 -- the outermost loop: the plane continues as it is
+                # The closing of a plane ends the gate during a look; this is not a fault and is not reported.
                 if not self._ended.is_set():
                     _LOG.exception("loaders of this data plane are not scaled any more")
 
@@ -110,7 +110,7 @@ class Scaling:
             shares_S={number_of[name]: share for name, share in shares.items()},
             soon_S={number_of[name]: share for name, share in soon.items()},
             waited=frozenset(
-                # The planner names members, and what is scaled are roles.
+                # The planner names members, but the scaler works with roles.
                 name.partition("+")[0]
                 for task in self._planner_of(beats)
                 for name in task.waits_for
@@ -119,9 +119,10 @@ class Scaling:
         )
 
     def _history(self) -> History:
-        """Return the mix and its edits, as far as is known.
+        """Return the mix and its edits, as far as they are known.
 
-        Of a stage that waits for epochs only the planner knows that it has begun: it is asked while one waits.
+        Only the planner knows whether a stage that waits for epochs has begun. Therefore the planner is asked while
+        such a stage is pending.
         """
         known = max(self._crew.spec.history, self._heard, key=lambda each: len(each.edits))
         if any(stage.waits for stage in known.latest.mix.stages):
@@ -131,14 +132,14 @@ class Scaling:
         return known
 
     def _measure(self, role: str) -> None:
-        """Take in what a loader has done."""
+        """Pass a loader's measured load to the machine."""
         member = self._crew.holders.get(role)
         work = self._ask(role, lambda loader: loader.work.remote())
         if member is not None and work is not None:
             self._meter.see(member.name, work)
 
     def _ask(self, role: str, ask: Callable[[Any], Any]) -> Any:  # noqa: ANN401 -- Ray's answers have no static type
-        """Return what the holder of a role says; ``None`` where it is lost, busy or at fault: it is asked later."""
+        """Return the answer of a role's holder; ``None`` if it is lost, busy or at fault, to be asked again later."""
         member = self._crew.holders.get(role)
         actor = None if member is None else self._crew.actors.get(member)
         if actor is None:
@@ -148,7 +149,7 @@ class Scaling:
         except OmniloadError as error:
             self._gate.check()
             _LOG.debug("%s does not say what it does: %s", role, error)
-            # That one is lost or busy passes. Of a fault the others are followed all the same, and it is told once.
+            # A lost or busy role recovers. The other roles are followed despite a fault, which is logged once.
             if not isinstance(error, UnavailableError) and role not in self._at_fault:
                 self._at_fault.add(role)
                 _LOG.warning("source loaders are scaled without what %s says: %s", role, error)
@@ -159,22 +160,22 @@ class Scaling:
         return () if planner is None else planner.tasks
 
     def _steps(self, beats: Mapping[str, Progress], now_s: float) -> tuple[int, int]:
-        """Return the step that is planned next, and how many are planned until another loader could be there."""
+        """Return the step planned next, and the number of steps planned before another loader could be ready."""
         planner = beats.get(self._crew.holders[PLANNER].name)
-        # Not before it is told: a run that goes on from a state would seem to take all steps before that at once.
+        # Not before the step is known: a run that continues from a state would seem to take all steps at once.
         if planner is not None and (planned := planner.figures.get("planned_step")) is not None:
             self._planned = int(planned)
-            # Over several looks: a step may take longer than from one to the next, and many are planned at once.
+            # Over several looks: a step may take longer than the time between looks, and many are planned at once.
             self._pace.reach(self._planned, now_s)
         ahead = math.ceil(self._pace.steps_in(_AHEAD_S)) + self._pace.stride
         return self._planned, ahead
 
     def _change(self, command: ScalerCommand) -> None:
-        """Carry a change out; one that cannot be has changed nothing, and may be due again."""
+        """Carry out a change; a change that fails has had no effect, and may be due again."""
         try:
             said = self._carry_out(command)
         except MoveUnderWayError as error:
-            # It has happened, though some have not heard of it yet: it counts, and is not tried again.
+            # The change has happened, although some roles do not know of it yet: it counts, and is not repeated.
             said = str(error)
         except OmniloadError as error:
             self._gate.check()
