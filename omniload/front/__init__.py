@@ -1,1 +1,1 @@
-"""The front room: what ``import omniload`` offers, and nothing that a user must know besides."""
+"""The front room: everything that ``import omniload`` offers to users."""

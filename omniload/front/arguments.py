@@ -1,4 +1,4 @@
-"""What callers give to ``open``, ``serve``, ``join`` and a loader, checked before anything is opened."""
+"""Arguments of ``open``, ``serve``, ``join`` and a loader, checked before anything is opened."""
 
 import math
 from collections.abc import Mapping
@@ -39,14 +39,14 @@ __all__ = [
 
 _LOG = get_logger(__name__)
 _said_of_environment: set[str] = set()
-"""Warnings that this process has given: an evaluation is opened every some hundred steps."""
+"""Warnings that this process has given, because an evaluation is opened again every few hundred steps."""
 
 
 def require_whole(name: str, value: object, *, least: int = 0) -> int:
     """Return an argument that is a whole number.
 
     Raises:
-        ConfigError: It is not a whole number, or it is less than ``least``.
+        ConfigError: The argument is not a whole number, or is less than ``least``.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise ConfigError(f"{name} is {value!r}; give a whole number of at least {least}")
@@ -57,7 +57,7 @@ def require_finite(name: str, value: object, *, least: float = -math.inf) -> flo
     """Return an argument that is a finite number.
 
     Raises:
-        ConfigError: It is none, or it is less than ``least``.
+        ConfigError: The argument is not a finite number, or is less than ``least``.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigError(f"{name} is {value!r}; give a number")
@@ -70,10 +70,10 @@ def require_finite(name: str, value: object, *, least: float = -math.inf) -> flo
 
 
 def require_rank(rank: object, world_size: object, step: object, generation: object) -> None:
-    """Refuse numbers of a rank, of all ranks, of their first step or of their generation that cannot be.
+    """Refuse an impossible rank, world size, first step or generation.
 
     Raises:
-        ConfigError: One is not a whole number, or the rank is outside the ranks.
+        ConfigError: A value is not a whole number, or the rank is outside the ranks.
     """
     size = require_whole("world_size", world_size, least=1)
     if require_whole("rank", rank) >= size:
@@ -87,10 +87,10 @@ def require_rank(rank: object, world_size: object, step: object, generation: obj
 
 
 def check_choices(**choices: str) -> None:
-    """Refuse a choice that does not exist, of ``runtime``, ``labels`` and ``arrays``.
+    """Refuse an unknown value of ``runtime``, ``labels`` or ``arrays``.
 
     Raises:
-        ConfigError: Naming those that do.
+        ConfigError: The value is unknown; the message names the known values.
     """
     allowed = {
         "runtime": get_args(Runtime),
@@ -103,10 +103,10 @@ def check_choices(**choices: str) -> None:
 
 
 def steps_of(steps: object) -> int | None:
-    """Return the step to end before; ``None`` for the end of the data.
+    """Return the step to stop before; ``None`` for the end of the data.
 
     Raises:
-        ConfigError: It is not a whole number of at least 1.
+        ConfigError: The argument is not a whole number of at least 1.
     """
     if steps is None:
         return None
@@ -119,10 +119,10 @@ def steps_of(steps: object) -> int | None:
 
 
 def timeout_from(timeout: object) -> float:
-    """Return the seconds that ranks wait for each other; of more than any wait bears, as many as they bear.
+    """Return the seconds that ranks wait for each other, capped at the longest wait that the system supports.
 
     Raises:
-        ConfigError: It is not a finite number of seconds above 0.
+        ConfigError: The argument is not a finite number of seconds above 0.
     """
     if (timeout_s := wait_of(timeout)) is None:
         raise ConfigError(
@@ -135,10 +135,10 @@ def state_from(state: object) -> JsonObject | None:
     """Return the state that a loader is given to continue from.
 
     Returns:
-        A copy of it; ``None`` for none, and for an empty one, which torch's trainers pass.
+        A copy of the state; ``None`` for no state and for an empty one, which torch's trainers pass.
 
     Raises:
-        StateError: It is not a mapping, or it is another loader's.
+        StateError: The state is not a mapping, or it is the state of another loader.
     """
     if state is None:
         return None
@@ -152,23 +152,23 @@ def state_from(state: object) -> JsonObject | None:
         raise StateError(
             f"the state is of type {type(state).__name__}; pass the result of state_dict()"
         )
-    # A copy: with several ranks it is read with the first batch, and the caller may have changed it by then.
+    # A copy, because with several ranks the state is read at the first batch, and the caller may change it before.
     return dict(state) or None
 
 
 def check_steps_left(state: JsonObject | None, num_steps: int | None) -> None:
-    """Warn of a state that stands at the end of the run, as that of a job that has ended does: no batch is left.
+    """Warn if a state stands at the end of the run, like that of a finished job, so that no batch is left.
 
     Args:
         state: State to continue from.
-        num_steps: The step after the last; ``None`` for the data's end.
+        num_steps: The step after the last; ``None`` for the end of the data.
 
     Raises:
         ConfigError: The state stands beyond that step.
     """
     step = None if state is None else state.get("step")
     if num_steps is None or not isinstance(step, int) or step < num_steps:
-        return  # a step that is no number is refused with the rest of the state
+        return  # a step that is no number is refused later, together with the rest of the state
     said = f"steps is {num_steps}, and the state stands before step {step}: no batch is left"
     if step > num_steps:
         raise ConfigError(
@@ -181,12 +181,12 @@ def check_first(first: Batch, vocab_size: int | None, *, assumed_alone: bool) ->
     """Warn if the first batch has token ids that a model of ``vocab_size`` embeddings does not know.
 
     Raises:
-        ConfigError: This rank was taken for the only one, and a process group of several came after the loader.
+        ConfigError: This rank was taken for the only one, and a process group of several was created after the loader.
     """
     if assumed_alone:
         _refuse_many_ranks()
     tokens = [rows_of(part, "tokens") for part in first.microbatches]
-    # A stage of a pipeline may have none; the first one has.
+    # A later stage of a pipeline may have no tokens; the first stage has them.
     largest = max((int(rows.max(initial=0)) for rows in tokens if not is_absent(rows)), default=0)
     if vocab_size is not None and largest >= vocab_size:
         _LOG.warning(
@@ -209,7 +209,7 @@ def _refuse_many_ranks() -> None:
 
 
 def warn_of_no_batch() -> None:
-    """Warn of a mix that has no batch at all."""
+    """Warn that a mix has no batch at all."""
     _LOG.warning(
         "the data ended before the first batch, because no document is left; for a split, hold out a larger share "
         "(omniload mix check shows how many documents it has)"
@@ -217,7 +217,7 @@ def warn_of_no_batch() -> None:
 
 
 def warn_of_no_label(step: int, source: str) -> None:
-    """Warn of a reported mean that is of no label."""
+    """Warn that a reported mean covers no label."""
     _LOG.warning(
         "step %d: a mean of %s was reported, but these rows have no label of it, so it is not kept; for a mean over "
         "the whole step, give labels=, the number of its labels",
@@ -226,7 +226,7 @@ def warn_of_no_label(step: int, source: str) -> None:
 
 
 def warn_of_empty_loop() -> None:
-    """Warn of a loop behind the one that had the last batch."""
+    """Warn of a loop that starts after the last batch was handed out."""
     _LOG.warning(
         "this loop got no batch, because the loop before it got the last one. A mix has no epochs to loop over: "
         "count the steps of all loops with steps=, or give epochs under mix.amounts; open a split anew for each "
@@ -235,11 +235,11 @@ def warn_of_empty_loop() -> None:
 
 
 def warn_of_own_environment(runtime: RuntimeConfig, environment: Mapping[str, str]) -> None:
-    """Warn once of what the file says for roles in a Ray, and a plane in threads of this process does not have.
+    """Warn once of settings for roles in a Ray that have no effect on a plane in threads of this process.
 
     Args:
-        runtime: Of the mix that is opened so, beside another loader.
-        environment: Of this process.
+        runtime: Settings of the mix that is opened in this way, next to another loader.
+        environment: Environment variables of this process.
     """
     others = sorted(
         name for name, value in runtime.env.set.items() if environment.get(name) != value
@@ -262,14 +262,14 @@ def warn_of_own_environment(runtime: RuntimeConfig, environment: Mapping[str, st
 
 
 def refuse_images_by_mesh() -> NoReturn:
-    """Refuse other ranks where images are dealt to those of a mesh."""
+    """Refuse a change of ranks if images are dealt to the ranks of a mesh."""
     raise ConfigError(
         "images are dealt to ranks by their numbers on the mesh, which is not numbered along dp and cp, and "
         "other ranks would have no numbers; number the mesh as init_device_mesh does, dp before cp"
     )
 
 
-def check_observed(  # noqa: PLR0913, PLR0917 -- what ``observe`` is given, as it is
+def check_observed(  # noqa: PLR0913, PLR0917 -- the same parameters as ``observe``
     losses: object,
     document_losses: object,
     source: object,
@@ -279,10 +279,10 @@ def check_observed(  # noqa: PLR0913, PLR0917 -- what ``observe`` is given, as i
     rewards: object,
     seconds: object,
 ) -> float | None:
-    """Refuse things to observe that exclude each other, or none; return the seconds as a number.
+    """Refuse observations that are missing or exclude each other; return the seconds as a number.
 
     Raises:
-        ConfigError: Saying which, and what to give.
+        ConfigError: The message says what is wrong, and what to give.
     """
     if all(each is None for each in (losses, document_losses, loss, reward, rewards, seconds)):
         raise ConfigError("observe is given no losses, rewards or seconds; give one of them")

@@ -1,13 +1,13 @@
-"""How batches are handed to a training loop: as which arrays, and copied to its device ahead of it.
+"""How batches are handed to a training loop: as which arrays, and copied in advance to the loop's device.
 
 ::
 
     trainer's stream   compute 5 ............ │ copy of 6 is there │ compute 6 ............ │
     side stream        └ copy 6 ┘                                    └ copy 7 ┘
 
-Copied ahead are the fields that the batch before was asked for; a field that is asked for besides is copied then.
-One batch is ahead, and takes its size of the device's memory. What the loader's state says is of
-batches handed out: the one that is ahead is not.
+The fields that the loop used of the previous batch are copied in advance. If the loop asks for another field, that
+field is copied at that moment. One batch is copied in advance, and takes up its size of the device's memory. The
+loader's state covers the batches handed out, so it does not include the batch copied in advance.
 """
 
 from collections.abc import Sequence
@@ -29,21 +29,21 @@ _LOG = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchForm:
-    """How a loader hands batches over."""
+    """Form in which a loader hands out batches."""
 
     arrays: Arrays
     labels: Labels = "shifted"
     device: object = None
-    """``None`` leaves tensors where they are made."""
+    """Device of the tensors; ``None`` leaves them where they are made."""
     peer: int = 0
-    """Number of this rank among those that take the same batch."""
+    """Number of this rank among the ranks that take the same batch."""
     ranks: tuple[int, ...] = ()
-    """Numbers of all ranks by place, as ``Place.ranks``, where images are dealt to them."""
+    """Numbers of all ranks by place, as in ``Place.ranks``; set if images are dealt to them."""
     stage: Stage | None = None
-    """Stage of this rank along pp, whose columns alone it has; ``None`` without several."""
+    """Stage of this rank along pp, whose columns alone it gets; ``None`` without several stages."""
 
     def of(self, batch: Batch) -> TrainingBatch:
-        """Return a batch of the data plane as a training loop takes it."""
+        """Return a batch of the data plane in the form that a training loop takes."""
         batch = own_part(batch, self.peer, self.ranks, self.stage)
         return TrainingBatch(batch, self.arrays, self.labels, self.device)
 
@@ -59,7 +59,7 @@ class _Ahead:
 
 
 class CopyAhead:
-    """Makes batches of the data plane batches of a training loop, one ahead of it."""
+    """Converts batches of the data plane into batches of a training loop, one batch in advance."""
 
     def __init__(self, form: BatchForm, stream: SideStream) -> None:
         self._form, self._stream = form, stream
@@ -69,23 +69,23 @@ class CopyAhead:
         self._has_warned = False
 
     def hand_over(self, batch: Batch) -> TrainingBatch:
-        """Return a batch that the trainer may use now, with the copies under way where they are of this batch."""
+        """Return a batch that the trainer may use now, with its copies if they were started in advance."""
         ahead, self._ahead = self._ahead, None
-        # By identity: behind a load or a resize another batch may have the same step.
+        # Compared by identity, because after a load or a resize another batch may have the same step.
         if ahead is not None and ahead.of is batch:
             self._stream.arrive(ahead.copies, ahead.mark)
             handed = ahead.rows
         else:
             handed = self._form.of(batch)
-        # By now the loop has asked the last batch for whatever it uses: its step is over.
+        # The step of the last batch is over, so the loop has asked it for all fields that it uses.
         self._fields = Fields() if self._last is None else self._last.fields_asked()
         self._last = handed
         return handed
 
     def begin(self, batch: Batch | None) -> None:
-        """Begin to copy the next batch; ``None`` where it is not built yet.
+        """Begin to copy the next batch; ``None`` if it is not built yet.
 
-        One that the device has no memory for is not copied ahead: its fields are, as they are read.
+        If the device has no memory for it, nothing is copied in advance, and each field is copied when it is read.
         """
         if batch is None:
             return
@@ -95,13 +95,13 @@ class CopyAhead:
             copies.append(self._stream.copied(tensor))
             return copies[-1]
 
-        # Without the fields of a first batch nothing is copied: what a loop uses is not known yet.
+        # Before the first batch has been used, no fields are copied, because the loop's fields are unknown.
         rows = self._form.of(batch)
         try:
             rows.fill(self._fields, put)
             mark = self._stream.mark()
         except RuntimeError as error:  # ``torch.OutOfMemoryError`` is one
-            # Raised here, it would take the batch before along, which is handed out already.
+            # The error is not raised here, because it would also lose the previous batch, which is handed out already.
             _LOG.log(
                 DEBUG if self._has_warned else WARNING,
                 "step %d is not copied ahead of its turn, but as its fields are read: %s; leave the device room for "
@@ -113,5 +113,5 @@ class CopyAhead:
         self._ahead = _Ahead(of=batch, rows=rows, copies=copies, mark=mark)
 
     def drop(self) -> None:
-        """Forget the copies under way: the loader goes on at another step, or as another rank."""
+        """Discard the copies under way, because the loader continues at another step or as another rank."""
         self._ahead = self._last = None

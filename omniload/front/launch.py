@@ -15,18 +15,19 @@ from omniload.mix.config import PipelineConfig
 __all__ = ["DeviceMesh", "Launch", "Place", "group_of_torch", "launch_of", "place_of"]
 
 _DP_NAMES = {"dp", "ddp", "fsdp", "dp_replicate", "dp_shard", "replicate", "shard"}
-"""Names of mesh axes whose ranks take other samples, as torchtitan, FSDP2 and DDP call them."""
+"""Names of mesh axes whose ranks take different samples, as used by torchtitan, FSDP2 and DDP."""
 _SAME_DATA = {"tp", "pp", "ep"}
-"""Names of mesh axes whose ranks take the same batch: one fetches it, and broadcasts to each what its stage uses."""
+"""Names of mesh axes whose ranks take the same batch: one rank fetches it, and broadcasts to each other rank the part
+that its stage uses."""
 
 
 class DeviceMesh(Protocol):
-    """What is used of ``torch.distributed.device_mesh.DeviceMesh``."""
+    """The part of ``torch.distributed.device_mesh.DeviceMesh`` that is used here."""
 
     mesh_dim_names: tuple[str, ...] | None
-    """Names of its axes."""
+    """Names of the axes."""
     mesh: Any
-    """Numbers of its ranks, an array or tensor with those axes."""
+    """Numbers of the ranks, an array or tensor with those axes."""
 
     def size(self, mesh_dim: int | None = None) -> int:
         """Return the ranks along an axis, or of the whole mesh."""
@@ -42,55 +43,55 @@ class Launch:
     """One process of a job."""
 
     rank: int
-    """Its number, from 0."""
+    """Number of the process, from 0."""
     world_size: int
     """Processes of the job."""
     attempt: str
-    """Tells one start of the job from the next, where the launcher restarts it."""
+    """Text that distinguishes one start of the job from the next, if the launcher restarts it."""
     found_in: str
-    """Where the numbers come from, for messages."""
+    """Origin of the numbers, for messages."""
     restarts: int = 0
-    """Times that the launcher has started the job again, where it says so."""
+    """Number of restarts by the launcher, if it reports them."""
     starts_ranks: bool = False
-    """Whether the launcher starts a process for each rank. One task of Slurm may start them itself."""
+    """Whether the launcher starts a process for each rank. A single task of Slurm may start them itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A rank's place on the axes that data is dealt along."""
+    """A rank's place on the axes along which data is dealt."""
 
     dp_rank: int
     dp_size: int
     cp_rank: int = 0
     cp_size: int = 1
     peers: tuple[int, ...] = ()
-    """Numbers of the ranks that take the same batch, this one among them, in order; none where it has no peers."""
+    """Numbers of the ranks that take the same batch, including this one, in order; empty without peers."""
     along_pp: tuple[int, ...] = ()
-    """Place along pp of each of ``peers``, in their order; none where pp has one rank."""
+    """Place along pp of each of ``peers``, in their order; empty if pp has one rank."""
     ranks: tuple[int, ...] = ()
-    """Numbers of all ranks by place along dp, then cp, then among peers; none where they rise in that order."""
+    """Numbers of all ranks by place along dp, then cp, then among peers; empty if they rise in that order."""
 
     def places_of(self, world_size: int) -> list[int]:
-        """Return the place of each rank of a job, in the order of dp, then cp: places share no rows."""
+        """Return the place of each rank of a job, numbered along dp, then cp; different places share no rows."""
         return [at // self._same(world_size) for at in self._order(world_size)]
 
     def peers_in(self, world_size: int) -> list[int]:
-        """Return the number of each rank of a job among those that take the same batch, in the order of ranks."""
+        """Return the number of each rank of a job among the ranks that take the same batch, in the order of ranks."""
         return [at % self._same(world_size) for at in self._order(world_size)]
 
     def _same(self, world_size: int) -> int:
         return world_size // (self.dp_size * self.cp_size)
 
     def _order(self, world_size: int) -> list[int]:
-        """Return where each rank stands in the order of dp, then cp, then peers."""
+        """Return the position of each rank in the order of dp, then cp, then peers."""
         at_of = {number: at for at, number in enumerate(self.ranks or range(world_size))}
         return [at_of[number] for number in range(world_size)]
 
     def stages(self, columns: PipelineConfig) -> tuple[Stage | None, ...]:
-        """Return the stage of each peer, or of this rank alone; ``None`` where pp has one rank.
+        """Return the stage of each peer, or of this rank alone; ``None`` if pp has one rank.
 
         Args:
-            columns: Those that stages use, as the mix has them.
+            columns: Columns that the stages use, from the mix.
         """
         if not self.along_pp:
             return (None,) * max(1, len(self.peers))
@@ -98,19 +99,19 @@ class Place:
         return tuple(Stage.at(number, count, columns.model_dump()) for number in self.along_pp)
 
     def leads(self, rank: int, columns: PipelineConfig) -> bool:
-        """Tell whether ``rank``, this one, speaks for its peers: the first of those that have labels, and so losses."""
+        """Return whether ``rank``, this rank, reports for its peers: it is the first that has labels and so losses."""
         stages = zip(self.peers, self.stages(columns), strict=False)
         heard = [peer for peer, stage in stages if stage is None or stage.has(LABELS)]
         return not self.peers or rank == (heard or self.peers)[0]
 
     def fetches(self, rank: int) -> bool:
-        """Tell whether ``rank``, this one, asks the data plane itself; its peers get the batch from it."""
+        """Return whether ``rank``, this rank, asks the data plane itself; its peers get the batch from it."""
         return not self.peers or rank == self.peers[0]
 
 
 def group_of_torch() -> tuple[int, int] | None:
-    """Return the number of this process and the size of torch's process group; ``None`` where there is none."""
-    # Looked up, not imported: a process with a group has it loaded, and a loop without torch needs none.
+    """Return the number of this process and the size of torch's process group; ``None`` without a group."""
+    # Looked up and not imported: a process with a group has torch loaded, and a loop without torch does not need it.
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -126,25 +127,25 @@ def launch_of(
 ) -> Launch:
     """Return the rank of this process and the size of its job.
 
-    Arguments win; then torchrun's variables, then those of a Slurm step, then those of ``mpirun``.
-    Where they say nothing of other processes, torch's process group does, as of ``mp.spawn``; a
-    process with none of these is a job of its own.
+    Arguments come first, then torchrun's variables, then those of a Slurm step, then those of ``mpirun``. If these name
+    no other processes, torch's process group is used, as with ``mp.spawn``. A process without any of these is a job of
+    its own.
 
     Args:
         environment: Variables of the process.
-        rank: Its number, as the caller says.
-        world_size: Processes of the job, as the caller says.
-        group: As ``group_of_torch`` gives it.
+        rank: Number of the process, as given by the caller.
+        world_size: Number of processes of the job, as given by the caller.
+        group: Result of ``group_of_torch``.
 
     Raises:
-        ConfigError: One number without the other, a variable that is no number, or a rank outside the job.
+        ConfigError: One number was given without the other, a variable is no number, or the rank is outside the job.
     """
     if rank is not None or world_size is not None:
         if rank is None or world_size is None:
             raise ConfigError(
                 f"rank is {rank!r} and world_size is {world_size!r}; give both, or neither to have them found"
             )
-        # Ranks given by hand say nothing of restarts: each start has an address of its own.
+        # Ranks that are given by hand carry no count of restarts, because each start has an address of its own.
         return _checked(rank, world_size, "", "the arguments rank and world_size")
     launch = _launch_in(environment)
     if launch.world_size > 1 or group is None or group[1] == 1:
@@ -158,14 +159,14 @@ def _launch_in(environment: Mapping[str, str]) -> Launch:
     if "RANK" in environment and "WORLD_SIZE" in environment:
         attempt = environment.get("TORCHELASTIC_RUN_ID", "")
         if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-            # Each agent may count restarts for itself; where agents share a store, ranks agree on a start.
+            # Each agent may count restarts by itself. If agents share a store, the ranks agree on a start.
             attempt = f"{attempt}/{environment.get(_RESTARTS, '')}"
         launch = _launch_by(environment, "RANK", "WORLD_SIZE", attempt)
         return replace(launch, restarts=_counted(environment, _RESTARTS), starts_ranks=True)
     if "SLURM_STEP_ID" in environment:
         attempt = "/".join(
             environment.get(name, "")
-            # Slurm sets the last one once a job was requeued; a new step in one allocation has a number of its own.
+            # Slurm sets the last variable after a job was requeued; a new step in one allocation has a new number.
             for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         )
         launch = _launch_by(environment, "SLURM_PROCID", "SLURM_NTASKS", attempt)
@@ -183,11 +184,12 @@ _MPI = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"),
     ("PMI_RANK", "PMI_SIZE", "PMI_JOBID"),
 )
-"""Number, size and name of a job that ``mpirun`` starts: of Open MPI, and of MPICH and its kin, which may give none."""
+"""Number, size and name of a job under ``mpirun``: variables of Open MPI, and of MPICH and its relatives, which may set
+no name."""
 
 
 def _counted(environment: Mapping[str, str], name: str) -> int:
-    # A job starts whatever a launcher writes here: what is not a count is taken for none.
+    # Whatever a launcher writes here must not stop the job, so a value that is no count is taken as 0.
     found = environment.get(name, "")
     return int(found) if found.isascii() and found.isdigit() and len(found) < 9 else 0
 
@@ -195,11 +197,11 @@ def _counted(environment: Mapping[str, str], name: str) -> int:
 def place_of(launch: Launch, mesh: DeviceMesh | None) -> Place:
     """Return this rank's place on dp and cp.
 
-    Without a mesh every rank takes its own samples. On one, the axes named in the manner of
-    torch (``dp_replicate``, ``dp_shard``, ``fsdp``, ...) together are dp, the first running slowest.
+    Without a mesh, every rank takes its own samples. On a mesh, the axes with torch's names for data parallelism
+    (``dp_replicate``, ``dp_shard``, ``fsdp``, ...) together form dp, and the first of them varies slowest.
 
     Raises:
-        ConfigError: The mesh has no names, an axis along which ranks share data, or other ranks than the job.
+        ConfigError: The mesh has no names, an axis with an unknown name, or other ranks than the job.
     """
     if mesh is None:
         return Place(dp_rank=launch.rank, dp_size=launch.world_size)
@@ -215,18 +217,18 @@ def place_of(launch: Launch, mesh: DeviceMesh | None) -> Place:
         size = mesh.size(axis)
         kind = "dp" if name in _DP_NAMES else name
         if kind in place:
-            # The axis that comes first runs slowest, as a mesh numbers its ranks.
+            # The first axis varies slowest, because a mesh numbers its ranks in this order.
             before, extent = place[kind]
             place[kind] = (before * size + here, extent * size)
         elif kind in _SAME_DATA:
             same *= size
-        # An axis of a single rank may be called anything: nothing is dealt along it.
+        # An axis with a single rank may have any name, because no data is dealt along it.
         elif size > 1:
             known = sorted(_DP_NAMES | _SAME_DATA | {"cp"})
             raise ConfigError(
                 f"the mesh has {size} ranks along {name!r}; axes are called {known} here; rename it"
             )
-        # Every place along axes of the same data, this rank's own along others: the product is its peers.
+        # All places along axes of the same data, and only this rank's own along the others: the product is its peers.
         lines.append(range(size) if kind in _SAME_DATA else range(here, here + 1))
     (dp_rank, dp_size), (cp_rank, cp_size) = place["dp"], place["cp"]
     if dp_size * cp_size * same != launch.world_size:
@@ -251,12 +253,12 @@ def place_of(launch: Launch, mesh: DeviceMesh | None) -> Place:
 
 
 def _ranks_by_place(mesh: DeviceMesh, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the number of the rank at each place; none where they rise.
+    """Return the number of the rank at each place; empty if the numbers rise.
 
     Raises:
-        ConfigError: They do not rise, and are not those of the job's ranks, each once.
+        ConfigError: The numbers do not rise, and they are not the job's ranks, each once.
     """
-    # Along dp first, then cp, then among peers; sorting is stable, and each of the three keeps the order of its axes.
+    # Along dp first, then cp, then among peers. The sort is stable, so the axes of each of the three keep their order.
     rank_of = {**dict.fromkeys(_DP_NAMES, 0), "cp": 1, **dict.fromkeys(_SAME_DATA, 2)}
     order = sorted(range(len(names)), key=lambda axis: rank_of.get(names[axis], 3))
     numbers = np.asarray(mesh.mesh).transpose(order).reshape(-1)
@@ -271,7 +273,7 @@ def _ranks_by_place(mesh: DeviceMesh, names: tuple[str, ...]) -> tuple[int, ...]
 
 
 def _require_peers(launch: Launch, peers: tuple[int, ...]) -> None:
-    """Refuse a mesh that numbers ranks in another way than the job does."""
+    """Refuse a mesh that numbers the ranks in another way than the job."""
     if not peers:
         return
     if launch.rank not in peers:
@@ -287,12 +289,12 @@ def _require_peers(launch: Launch, peers: tuple[int, ...]) -> None:
 
 
 def _launch_by(environment: Mapping[str, str], rank: str, size: str, attempt: str) -> Launch:
-    """Return the launch that two variables tell the numbers of."""
+    """Return the launch that two variables describe."""
     found = []
     for name in (rank, size):
         text = environment.get(name, "")
-        # ``isdigit`` alone takes superscripts and digits of other scripts, of which ``int`` refuses some; and no job
-        # has ranks of more digits.
+        # ``isdigit`` alone accepts superscripts and digits of other scripts, some of which ``int`` refuses. No job has
+        # ranks with more digits.
         if not (text.isascii() and text.isdigit()) or len(text) > 9:
             raise ConfigError(
                 f"the variable {name} is {text!r}, not a whole number; start by torchrun, srun or mpirun, or give "

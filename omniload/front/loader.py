@@ -48,7 +48,7 @@ class OpenClient(Protocol):
     """Opens or joins a plane."""
 
     def __call__(self, stack: ExitStack, state: Mapping[str, Json] | None) -> Client:
-        """Return this rank's client, continuing from ``state``; what is to be closed goes on ``stack``."""
+        """Return this rank's client, continuing from ``state``; whatever must be closed goes on ``stack``."""
         ...
 
 
@@ -56,9 +56,9 @@ _UNKNOWN = MixFacts()
 
 
 def _end_dropped(pid: int, stack: ExitStack) -> None:
-    """Close what a garbage-collected loader had opened, without waiting for it."""
-    # In a process that was forked the plane is another's. Beside it, for the last reference may go in a thread of the
-    # plane, which cannot wait for itself; and by no ``Thread``, whose locks the garbage collector may have interrupted.
+    """Close what a garbage-collected loader had opened, without waiting."""
+    # A forked process does not own the plane. The close has a thread of its own, because a thread of the plane may drop
+    # the last reference, and cannot wait for itself. The collector may have interrupted ``Thread``'s locks.
     if pid == os.getpid():
         _thread.start_new_thread(stack.close, ())
 
@@ -99,12 +99,12 @@ class Loader:
         """Whether this rank, the first with labels, reports for its peers along tp, pp and ep with the same batches."""
         self.num_ranks = facts.num_ranks
         """Number of ranks along dp, each of which gets different samples."""
-        # Nothing is opened here: each of several ranks would wait in its constructor for the others.
+        # Nothing is opened here, because each of several ranks would wait in its constructor for the others.
         self._client: Client | None = None
         self._stack = ExitStack()
         self._dropped: weakref.finalize[..., Loader] | None = None
         self._closed = self._first_is_checked = self._silent_is_told = False
-        self._handed: TrainingBatch | None = None  # what is observed where no rows are given
+        self._handed: TrainingBatch | None = None  # what ``observe`` uses if no rows are given
         self._take_back: Callable[[], None] | None = None
         self._pid, self._loops_ended = os.getpid(), 0
         self._turn, self._one_opens = threading.RLock(), threading.RLock()
@@ -143,8 +143,8 @@ class Loader:
         client = self._open_once()
         batch = client.wait_for_batch(timeout)
         if batch is None:
-            self._handed = None  # it may lie on a device, which an evaluation wants for itself
-            # Not of a rank that joins a plane at its end: it begins at a later step.
+            self._handed = None  # the batch may be on a device whose memory an evaluation needs
+            # This does not apply to a rank that joins a plane at its end, because that rank begins at a later step.
             if self._state is None and not self.next_step and not self._first_is_checked:
                 self._first_is_checked = True
                 warn_of_no_batch()
@@ -156,13 +156,13 @@ class Loader:
             self.source_names = tuple(batch.tokens_by_source)
             self.source_tags = tuple(batch.source_tags.get(name, {}) for name in self.source_names)
         handed = self._form.of(batch) if self._ahead is None else self._ahead.hand_over(batch)
-        # Only now that it is made: one that fails, or is interrupted, before is the next one still.
+        # The batch is handed out only once it is made. If making it fails or is interrupted, it remains the next batch.
         back = partial(client.take_back, batch)
         client.hand_out()
-        take_back.append(back)  # no call between the two
+        take_back.append(back)  # no call may come between the two
         self._handed, self._take_back = handed, back
         if self._ahead is not None:
-            # After the one that is handed out, so that this step does not wait for its copies.
+            # This comes after the batch is handed out, so that its step does not wait for the copies of the next.
             self._ahead.begin(client.peek())
         return handed
 
@@ -224,7 +224,7 @@ class Loader:
             raise StateError("the loader is closed; observe a batch before that")
         if (rows := self._handed if rows is None else rows) is None:
             raise ConfigError("observe tells of the batch handed out last; ask for one first")
-        # Of the batch handed out last. All is checked even where nothing is kept: a try-out is told of wrong ones too.
+        # Of the batch handed out last. Everything is checked even if nothing is kept, so that a trial reports mistakes.
         step = 0 if self._notes is None else self._open_once().next_step - 1
         got = {} if rewards is None else rows.rewards_of_sources(rewards)
         if source is not None:
@@ -234,7 +234,7 @@ class Loader:
             if self._notes is not None:
                 told = self.source_names, found.keys_K4, found.sums_K, found.labels_K
                 self._notes.losses.add(step, *told, over=found.over, columns=found.columns)
-        # Last: of a call that is refused for its losses, and made again, these count once.
+        # Rewards come last: if a call is refused for its losses and made again, its rewards count once.
         if rewards is not None and self._notes is not None:
             self._notes.rewards.add(step, {self.source_names[s]: r for s, r in got.items()})
         if took_s is not None and self._notes is not None:
@@ -255,13 +255,13 @@ class Loader:
             self._silent_is_told = True
             warn_of_no_label(step, source)
         if self._notes is not None and count:
-            # What is of the whole step counts once; what is of these rows, once by each cp peer that has labels.
+            # A mean of the whole step counts once. A mean of these rows counts once for each cp peer that has labels.
             told_of = (first, found.columns) if labels is None else (None, None)
             self._notes.add_means(step, source, means, count, *told_of)
 
     def state_dict(self) -> JsonObject:
         """Return the state after the batches handed out so far, as plain JSON; empty at the start of a new run."""
-        # Hosts ask before they load one. Opened at step 0 for that, a run that was begun would record its steps anew.
+        # Trainers ask for a state before they load one. Opened at step 0 for that, a resumed run would repeat steps.
         if self._client is None and not self._closed:
             self._refuse_copy()
             return dict(self._state or {})
@@ -273,7 +273,7 @@ class Loader:
         Raises:
             StateError: It is not a state. The next batch shows whether it fits the mix and the data.
         """
-        wanted = state_from(state)  # first: what is not a state must not end the plane
+        wanted = state_from(state)  # first, because an invalid state must not end the plane
         if self._closed:
             raise StateError("the loader is closed; load the state into one that is open")
         if wanted is None:
@@ -305,19 +305,19 @@ class Loader:
         if self._form.ranks:
             refuse_images_by_mesh()
         self._open_once().resize(rank, world_size, step=step, generation=generation)
-        # Only now: where the plane refuses, this rank stays what it was.
+        # only now, because this rank stays what it was if the plane refuses
         self.num_ranks, self._take_back = world_size, None
         if self._ahead is not None:
-            self._ahead.drop()  # it is the share of a rank of the earlier world
+            self._ahead.drop()  # it is this rank's share in the earlier world
 
     def close(self) -> None:
         """End the plane, or leave it if another rank brought it up. A second call, or one in a fork, does nothing."""
-        self._closed = True  # first: who asks meanwhile is refused, and opens no other plane
+        self._closed = True  # first, so that a concurrent call is refused and opens no other plane
         if self._pid == os.getpid():  # a fork that leaves ``with`` ends nothing
             self._end_plane()
 
     def _open_once(self) -> Client:
-        """Return this rank's client; the first call opens or joins the plane, and other threads wait for that."""
+        """Return this rank's client; the first call opens or joins the plane, and other threads wait for it."""
         self._refuse_copy()
         client = self._client
         if client is None and not self._closed:
@@ -328,14 +328,14 @@ class Loader:
 
     def _opened(self) -> Client | None:
         if self._client is None and not self._closed:
-            # Where something fails, what is open is closed here; otherwise the loader closes it later.
+            # If something fails, the open parts are closed here; otherwise the loader closes them later.
             with SignalsHeld(), ExitStack() as stack:
                 self._client = self._open_client(stack, self._state)
                 self._stack = stack.pop_all()
             if self._facts.is_alone:
                 self._dropped = weakref.finalize(self, _end_dropped, self._pid, self._stack)
-                self._dropped.atexit = False  # a process that ends takes its threads along
-            if self._closed:  # meanwhile, by another thread, which had nothing to end
+                self._dropped.atexit = False  # threads end with the process anyway
+            if self._closed:  # closed meanwhile by another thread, which found nothing to end
                 self._end_plane()  # type: ignore[unreachable]
         return self._client
 
@@ -348,7 +348,7 @@ class Loader:
             self._ahead.drop()
         if self._dropped is not None:
             self._dropped.detach()
-        # Let go of first: whatever closing raises, the next batch opens a plane anew.
+        # The references are dropped first: even if closing raises an error, the next batch opens a new plane.
         stack, self._stack, self._client = self._stack, ExitStack(), None
         self._handed = self._take_back = None
         with SignalsHeld(to_the_end=True):
@@ -356,7 +356,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Return the number of batches from where it was opened to ``steps``, however many were handed out since."""
-        # A count that is too high would have Lightning wait for a last batch that never comes.
+        # With a length that is too large, Lightning would wait for a last batch that never comes.
         num_steps = self._facts.num_steps
         if num_steps is None or not self._facts.repeats:
             raise TypeError(
@@ -366,21 +366,21 @@ class Loader:
         return num_steps - self._begun
 
     def __getitem__(self, index: object) -> NoReturn:
-        """Refuse what torch's ``DataLoader`` asks of a dataset."""
+        """Refuse the indexing that torch's ``DataLoader`` needs of a dataset."""
         raise TypeError(
             f"a loader has no batch number {index!r:.20}: it hands them out in turn. {_NO_DATASET}"
         )
 
     def __bool__(self) -> bool:
-        return True  # or ``if loader:`` would ask for its length
+        return True  # otherwise ``if loader:`` would ask for its length
 
     def __iter__(self) -> Iterator[TrainingBatch]:
         return EachBatch(self.next_batch, self.end_loop)
 
     def end_loop(self, handed_out: int) -> None:
-        """Note that a loop over the batches has come to their end, and how many it got."""
+        """Note that a loop over the batches has reached their end, and how many batches it got."""
         self._loops_ended += 1
-        if self._loops_ended == 2 and not handed_out:  # as of ``for epoch in range(3)``
+        if self._loops_ended == 2 and not handed_out:  # as in ``for epoch in range(3)``
             warn_of_empty_loop()
 
     @override
@@ -390,7 +390,7 @@ class Loader:
 
     @override
     def __getstate__(self) -> NoReturn:
-        """Stay in this process: a copy would hand out the same batches again."""
+        """Refuse to leave this process, because a copy would hand out the same batches again."""
         raise ConfigError(_COPIED)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""How the ranks of a job open one plane together: which notes they exchange, and how long each waits for which.
+"""How the ranks of a job open one plane together: the notes that they exchange, and how long each rank waits.
 
 ::
 
@@ -6,9 +6,8 @@
     rank 1                post "here/1" ──────────── read "hosts" ──────────────────── read "plane" ── post "joined/1"
     rank 2                post "here/2" ──────────── read "hosts" ── its host's node ── post "node/2" ── and so on
 
-The first rank of each other host starts a node of Ray there, and rank 0 waits for "node/2" before
-it opens the plane. A rank that fails posts its error in place of what it was to post, so that no
-other waits for it.
+The first rank of each other host starts a node of Ray there, and rank 0 waits for "node/2" before it opens the plane. A
+rank that fails posts its error in place of its missing notes, so that no other rank waits for them.
 """
 
 import os
@@ -51,13 +50,13 @@ __all__ = [
 
 _A_FOLDER_EACH = ", and each start of the job a folder of its own where address= names one"
 _MOST_LETTERS = 512 << 10
-"""Letters of a note of values at most: no rank reads one of 1 MiB."""
+"""Most letters of a note of values. A rank does not read a note of 1 MiB."""
 _TURNS = 4
-"""Reads in the whole of a limit: torch's store warns of each that ends without a note."""
+"""Reads that one limit is divided into. torch's store logs a warning for each read without a note."""
 _THERE_S = 1.0
-"""Longest wait for a note that was posted before another that was read."""
+"""Longest wait for a note that was posted before another note that has been read."""
 _LEAVE_S, _STUCK_S = 10.0, 12.0
-"""Longest wait for a last note, and for a rendezvous that keeps to no limit of its own."""
+"""Longest wait for a last note, and for a rendezvous that does not keep to its own limit."""
 _KINDS: tuple[type[OmniloadError], ...] = (
     ConfigError, UnavailableError, StateError, IntegrityError
 )  # fmt: skip
@@ -66,27 +65,27 @@ Answer = TypeVar("Answer")
 
 
 class Failure(StrictModel):
-    """Stands in the place of a note that will not come, and says why."""
+    """Takes the place of a note that will not come, and says why."""
 
     failed: Literal["ConfigError", "UnavailableError", "StateError", "IntegrityError", "Fault"]
     message: str
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """Return the note of an error."""
-        # By a name among few: nothing that another rank writes names what is raised here beyond these.
+        """Return the note for an error."""
+        # Looked up in a short list, so that a note of another rank cannot choose any other class to raise here.
         kind = next((k.__name__ for k in _KINDS if isinstance(error, k)), "Fault")
         return cls.model_validate({"failed": kind, "message": str(error) or repr(error)})
 
     def error(self, rank: int) -> OmniloadError:
         """Return the error as another rank raises it."""
-        # A defect of that rank is none of this one, for which a rank is missing.
+        # A defect of that rank is no defect of this rank, which only lacks a rank.
         kind = next((k for k in _KINDS if k.__name__ == self.failed), UnavailableError)
         return kind(f"rank {rank}: {self.message}")
 
 
 class Arrival(StrictModel):
-    """First note of every rank but rank 0: where it runs."""
+    """First note of every rank except rank 0: where it runs."""
 
     version: Literal[1] = 1
     host: str
@@ -95,44 +94,44 @@ class Arrival(StrictModel):
     """Name of its host."""
     dp_rank: int
     fetches: bool = True
-    """Whether it asks the data plane itself; a peer along tp, pp or ep has its batches from another rank."""
+    """Whether the rank asks the data plane itself; a peer along tp, pp or ep gets its batches from another rank."""
 
 
 class HostAssignment(StrictModel):
-    """What rank 0 posts once it knows the hosts of all ranks: the plane's Ray, and which rank starts a node of it."""
+    """Note of rank 0 once it knows the hosts of all ranks: the plane's Ray, and the ranks that start its nodes."""
 
     version: Literal[2] = 2
     head: Head | None
-    """The plane's Ray; its secret is as private as the rendezvous, and that as the job. ``None``: threads of rank 0."""
+    """The plane's Ray; ``None``: threads of rank 0. Its secret is as private as the rendezvous, and so as the job."""
     first_of: dict[str, int]
-    """Rank that starts the node of each other host."""
+    """Rank that starts the node, for each other host."""
 
 
 class NodeUp(StrictModel):
-    """What a rank posts that has started the node of its host."""
+    """Note of a rank that has started its host's node."""
 
     version: Literal[1] = 1
     place: HostPlace
 
 
 class Invitation(StrictModel):
-    """What rank 0 posts once the plane is up."""
+    """Note of rank 0 once the plane is up."""
 
     version: Literal[5] = 5
     plane: PlaneAddress | None
-    """Where it is; ``None`` for threads of rank 0, which alone asks them."""
+    """Address of the plane; ``None`` if the plane runs in threads of rank 0, which alone asks them."""
     deals: bool = False
-    """Whether rank 0 sends every rank its batches, as of a plane beside another one."""
+    """Whether rank 0 sends every rank its batches, as for a plane next to another one."""
     mix: str
     """Digest of the mix and its settings."""
     dp_size: int
     cp_size: int
     step: int
-    """Step that the state of rank 0 stands before; 0 without one."""
+    """Step that follows the state of rank 0; 0 without a state."""
 
 
 class Joined(StrictModel):
-    """What every rank but rank 0 posts once it has its handle of the plane."""
+    """Note of every rank except rank 0 once it has its handle of the plane."""
 
     version: Literal[1] = 1
     host: str
@@ -142,10 +141,10 @@ class Joined(StrictModel):
 def read_as(
     rendezvous: Rendezvous, key: str, kind: type[Note], *, of_rank: int, timeout_s: float
 ) -> Note | None:
-    """Return another rank's note, or ``None``: not there in time, in which this process was not stopped.
+    """Return another rank's note; ``None`` if it is late, not counting time in which this process was stopped.
 
     Raises:
-        OmniloadError: What the other rank failed with.
+        OmniloadError: The error that the other rank failed with.
         ConfigError: The note is of another release, or damaged.
     """
     return _read_by(rendezvous, key, kind, of_rank, Deadline(timeout_s))
@@ -154,14 +153,14 @@ def read_as(
 def _read_by(
     rendezvous: Rendezvous, key: str, kind: type[Note], of_rank: int, deadline: Deadline
 ) -> Note | None:
-    """Read a note as ``read_as``, within a limit that others may share."""
-    # In turns: of the one in which this process was stopped nobody knows what had passed by then, and it counts whole.
+    """Read a note as ``read_as``, within a limit that may be shared."""
+    # In turns: if this process is stopped during a turn, its elapsed part is unknown, and the turn counts in full.
     turn_s = deadline.limit_s / _TURNS
     while (text := deadline.wait(partial(rendezvous.read, key), turn_s)) is None:
         if deadline.left_s() <= 0:
             return None
     try:
-        # A failure stands under the key of the note that it takes the place of, so it is looked for first.
+        # A failure is stored under the key of the note that it replaces, so it is checked first.
         raise Failure.model_validate_json(text).error(of_rank)
     except ValidationError:
         pass
@@ -184,17 +183,17 @@ def wait_for_ranks(
     """Wait until every other rank has posted a note, and return the notes.
 
     Args:
-        rendezvous: Where they post.
+        rendezvous: Where the ranks post.
         keys: Ranks and the keys of their notes.
         timeout_s: Longest wait for all of them.
-        kind: Of the notes.
-        what: What a rank that has not posted has not done, for the message.
+        kind: Model of the notes.
+        what: Action that a missing rank has not done, for the message.
 
     Raises:
-        UnavailableError: Some have not, in the time; their numbers.
-        OmniloadError: What one of them failed with.
+        UnavailableError: Some ranks have not posted in time; names their numbers.
+        OmniloadError: The error that one of the ranks failed with.
     """
-    # One limit for all: they come side by side, and are read one after the other.
+    # One limit for all notes, because they arrive at the same time but are read one after another.
     deadline = Deadline(timeout_s)
     found: dict[int, Note] = {}
     absent = []
@@ -217,13 +216,13 @@ class Meeting:
 
     rendezvous: Rendezvous
     prefix: str
-    """Tells this opening from others of the job."""
+    """Prefix of keys that distinguishes this opening from others of the job."""
     launch: Launch
     place: Place
     timeout_s: float
-    """Longest wait for what another rank is to do next."""
+    """Longest wait for the next action of another rank."""
     _is_stuck: threading.Event = field(default_factory=threading.Event, init=False, compare=False)
-    """Set once the rendezvous has not answered on the way out: nothing more is asked of it."""
+    """Set if the rendezvous does not answer on the way out; it is not asked anything more."""
 
     def post(self, key: str, text: str) -> bool:
         """Write a note of this opening; see ``Rendezvous.post``."""
@@ -233,7 +232,7 @@ class Meeting:
         """Post the error in place of every note that this rank has not posted yet."""
         rank, text = self.launch.rank, Failure.of(error).model_dump_json()
         owed = ("hosts", "plane") if rank == 0 else ("here", "node", "joined")
-        # A note is written once: those that were posted before stay as they are.
+        # A note is written only once, so notes posted before stay as they are.
 
         def tell() -> None:
             for key in owed:
@@ -242,7 +241,7 @@ class Meeting:
         self._on_the_way_out(tell)
 
     def _on_the_way_out(self, ask: Callable[[], Answer]) -> Answer | None:
-        """Return what the rendezvous answers to a last question, or ``None``: a store out of reach may never answer."""
+        """Return the answer to a last question, or ``None``, because a store out of reach may never answer."""
         answers: list[Answer] = []
 
         def run() -> None:
@@ -257,29 +256,29 @@ class Meeting:
                 self._is_stuck.set()
         return answers[0] if answers else None
 
-    # What rank 0 does.
+    # Actions of rank 0.
 
     def gather(self, head: Head | None) -> Hosts:
         """Wait for all ranks, and for a node on every host but this one; see ``Gather``.
 
         Args:
-            head: The plane's Ray; ``None`` where this rank alone asks the plane.
+            head: The plane's Ray; ``None`` if this rank alone asks the plane.
 
         Raises:
-            ConfigError: Ranks are on several hosts, and this one listens on loopback.
-            UnavailableError: A rank is not there in time.
-            OmniloadError: What another rank failed with.
+            ConfigError: Ranks are on several hosts, and this rank listens on loopback.
+            UnavailableError: A rank does not come in time.
+            OmniloadError: The error that another rank failed with.
         """
         here = host_id()
         everybody = self._notes("here", range(1, self.launch.world_size), Arrival, "joined rank 0")
-        # Peers of a rank that fetches ask nothing of the plane.
+        # Peers of a rank that fetches do not ask the plane.
         arrivals = {rank: arrival for rank, arrival in everybody.items() if arrival.fetches}
         first_of: dict[str, int] = {}
         for rank, arrival in arrivals.items():
             if arrival.host != here:
                 first_of.setdefault(arrival.host, rank)
         if head is None:
-            first_of.clear()  # no rank needs a node; one that counts other ranks is refused as it joins
+            first_of.clear()  # no rank needs a node; another count of ranks is refused at the join
         elif first_of and head.cluster.startswith(f"{LOOPBACK}:"):
             names = [arrivals[rank].name for rank in first_of.values()]
             raise ConfigError(
@@ -288,12 +287,12 @@ class Meeting:
                 "network such as 10.0.0.0/8, or auto"
             )
         self.post("hosts", HostAssignment(head=head, first_of=first_of).model_dump_json())
-        # Behind the assignment, by which the ranks that start nodes learn that they are to.
+        # Read after the assignment was posted, because it tells ranks to start nodes.
         nodes = self._notes("node", first_of.values(), NodeUp, "started the node of their host")
-        # Rank 0 posts no arrival, and is here.
+        # Rank 0 posts no arrival, and is on this host.
         host_of_R = [here] * self.place.dp_size
         for arrival in arrivals.values():
-            # A rank that counts others is refused as it joins, where both counts are known.
+            # A rank with another count of ranks is refused when it joins, when both counts are known.
             if arrival.dp_rank < len(host_of_R):
                 host_of_R[arrival.dp_rank] = arrival.host
         return Hosts(
@@ -302,10 +301,10 @@ class Meeting:
         )
 
     def invite(self, invitation: Invitation, values: MixValues) -> None:
-        """Post where the plane is, and before it the values of the mix, for ranks that open another one.
+        """Post the plane's address, and before it the values of the mix, for ranks that open another mix.
 
         Raises:
-            ConfigError: Another process has posted that as rank 0.
+            ConfigError: Another process has posted the note as rank 0.
         """
         told = values.model_dump_json()
         if len(told) <= _MOST_LETTERS:
@@ -323,7 +322,7 @@ class Meeting:
     def wait_until_left(self, ranks: Iterable[int]) -> None:
         """Wait until ranks have posted that they left, for ten seconds each at most."""
         for rank in ranks:
-            # No other is waited for after a late one: a job of a thousand killed ranks ends at once.
+            # After one late rank, no other is waited for, so that a job of a thousand killed ranks ends immediately.
             if self._last_read(f"left/{rank}") is None:
                 return
 
@@ -331,15 +330,15 @@ class Meeting:
         """Post that the plane has ended."""
         self._on_the_way_out(lambda: self.post("ended", "{}"))
 
-    # What the others do.
+    # Actions of all other ranks.
 
     def arrive(self) -> HostAssignment:
-        """Post this rank's host, and wait until rank 0 knows the hosts of all.
+        """Post this rank's host, and wait until rank 0 knows the hosts of all ranks.
 
         Raises:
             ConfigError: Another process has this rank.
             UnavailableError: Rank 0 does not answer in time.
-            OmniloadError: What rank 0 failed with.
+            OmniloadError: The error that rank 0 failed with.
         """
         note = Arrival(
             host=host_id(),
@@ -351,11 +350,11 @@ class Meeting:
         return self._from_0("hosts", HostAssignment, "started the plane's Ray")
 
     def invitation(self) -> Invitation:
-        """Wait until the plane is up; as ``arrive``."""
+        """Wait until the plane is up; raises the errors of ``arrive``."""
         return self._from_0("plane", Invitation, "brought up the plane")
 
     def values_of_0(self) -> MixValues | None:
-        """Return the values of rank 0's mix, after its invitation; ``None`` where they did not fit a note."""
+        """Return the values of rank 0's mix, after its invitation; ``None`` if they were too long for a note."""
         key = f"{self.prefix}/mix"
         return read_as(self.rendezvous, key, MixValues, of_rank=0, timeout_s=_THERE_S)
 
@@ -368,7 +367,7 @@ class Meeting:
         self._last_read("ended")
 
     def leave(self) -> None:
-        """Post that this rank asks the plane nothing more."""
+        """Post that this rank does not ask the plane any more."""
         self._on_the_way_out(lambda: self.post(f"left/{self.launch.rank}", "{}"))
 
     def _last_read(self, key: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What the mix of one rank says other than that of another, where both are to open one plane."""
+"""Differences between the mixes of two ranks that are to open one plane."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, Self
@@ -10,22 +10,22 @@ from omniload.mix.config import MixConfig
 __all__ = ["MixValues"]
 
 _NAMED = 3
-"""Keys that a message names."""
+"""Most keys named in a message."""
 _MOST_LETTERS = 80
-"""Of a value that a message quotes."""
+"""Most letters of a value quoted in a message."""
 
 
 class MixValues(StrictModel):
-    """The values of a mix and its settings, as a rank may tell them to another: without what is secret in its URLs."""
+    """The values of a mix and its settings that a rank may send to another, without the secrets in its URLs."""
 
     version: Literal[1] = 1
     values: dict[str, str]
-    """By dotted key, ``sources.web.path``, in the order of the file; what has its default is left out."""
+    """Values by dotted key, such as ``sources.web.path``, in the order of the file; defaults are left out."""
 
     @classmethod
     def of(cls, mix: MixConfig) -> Self:
-        """Return those of a mix, without where each rank listens, which is its own."""
-        # The model, not the file: comments and the order of keys may differ between hosts.
+        """Return the values of a mix, without the listening address of each rank, which is the rank's own."""
+        # Taken from the model and not from the file, because comments and the order of keys may differ between hosts.
         own = {"runtime": {"bind", "metrics_bind"}}
         said = mix.model_dump(mode="json", exclude=own, exclude_defaults=True)
         return cls(values={key: with_urls_hidden(repr(value)) for key, value in _leaves(said, "")})
@@ -36,7 +36,7 @@ class MixValues(StrictModel):
         keys = dict.fromkeys((*self.values, *theirs))
         differ = [key for key in keys if self.values.get(key) != theirs.get(key)]
         if not differ:
-            # Secrets are in neither, and all else is.
+            # Secrets are in neither set of values, and everything else is equal.
             return "in the order of its keys, or in what is secret, such as a password in a URL"
         said = [
             f"{key} is {_shown(self.values.get(key))}, on rank 0 {_shown(theirs.get(key))}"
@@ -47,7 +47,7 @@ class MixValues(StrictModel):
 
 
 def _leaves(value: object, key: str) -> Iterator[tuple[str, object]]:
-    """Yield each value that holds no others, by the keys and indexes that lead to it."""
+    """Yield each value that contains no others, with the keys and indexes that lead to it."""
     below: Mapping[str, object] = {}
     if isinstance(value, Mapping):
         below = value

@@ -41,15 +41,15 @@ __all__ = ["OpenAlone", "OpenTogether", "take_turn", "torch_part"]
 
 _LOG = get_logger(__name__)
 _TORCH = "trainer_integration.loader.torch_arrays"
-"""Adapters for torch, imported by name: this package imports none of those above it."""
+"""Adapters for torch, imported by name because this package imports none of the packages above it."""
 _PEERS = "trainer_integration.loader.torch_peers"
 _EXCHANGE = "trainer_integration.loader.torch_exchange"
 _PARTS = {"peers_of": _PEERS, "all_peers": _PEERS, "exchange_of": _EXCHANGE}
 """Modules of the parts that ``_TORCH`` does not have, by name."""
 _OPENED = itertools.count()
-"""Planes that this process has opened or joined: the n-th of every rank is one plane."""
+"""Counter of planes that this process has opened or joined; the n-th plane is the same on every rank."""
 _WORKERS = 2
-"""Processes kept ready on another host: for its first data constructor, and for its watch of stopped processes."""
+"""Spare processes on another host: one for its first data constructor, one for its watch of stopped processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class OpenAlone(OpenClient):
             handle = detached_handle(stack, spec, address, Place(dp_rank=0, dp_size=1))
             return stack.enter_context(Client(handle))
         plane = open_ray_plane(spec) if spec.mix.runtime.kind == "ray" else LocalPlane(spec)
-        # Entered first, so that it ends last: the client takes its leave of a plane that is still there.
+        # Entered first, so that it ends last: the client must leave a plane that still runs.
         stack.enter_context(plane)
         return stack.enter_context(Client(plane.handle(0)))
 
@@ -110,7 +110,7 @@ class OpenTogether(OpenClient):
             part = self._follow
         try:
             return part(stack, meeting, replace(self.spec, state=state))
-        # Ctrl-C and exits too: the others would wait until their limit.
+        # Also for Ctrl-C and exits, because the other ranks would wait until their limit.
         except BaseException as error:
             meeting.fail(error)
             raise
@@ -136,14 +136,15 @@ class OpenTogether(OpenClient):
     def _bring_up(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
         # Called last, as the plane has ended: nodes on other hosts live until then.
         stack.callback(meeting.end)
-        if spec.tree.num_buckets("cp") == 1 and spec.mix.runtime.kind != "ray":  # rank 0 asks alone
+        # Only rank 0 asks the plane.
+        if spec.tree.num_buckets("cp") == 1 and spec.mix.runtime.kind != "ray":
             # Peers ask no plane, but wait for the note that this posts.
             meeting.gather(None)
             plane: DataPlane = stack.enter_context(LocalPlane(spec))
             address = None
             handle = plane.handle(self.place.dp_rank, self.place.cp_rank)
         elif is_detached(spec):
-            # No rank starts a node: every host is part of the Ray.
+            # No rank starts a node, because every host is part of the Ray already.
             meeting.gather(None)
             address = attach_to(stack, spec, _digest(spec.mix))
             handle = detached_handle(stack, spec, address, self.place)
@@ -155,12 +156,12 @@ class OpenTogether(OpenClient):
         # A rank that cannot join fails the job here, at its start, and not later, by a batch that it never takes.
         meeting.wait_until_joined(range(1, self.launch.world_size))
         client = stack.enter_context(Client(self._serving_peers(handle, meeting)))
-        # The others' last questions are answered before the plane ends.
+        # The other ranks' last questions are answered before the plane ends.
         stack.callback(meeting.wait_until_left, range(1, self.launch.world_size))
         return client
 
     def _deal(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
-        """Take the batches of all ranks from threads of this process, and send the others theirs."""
+        """Take the batches of all ranks from threads of this process, and send the other ranks theirs."""
         if spec.mix.split == TRAIN:
             _LOG.warning(
                 "this mix is opened while these ranks have another loader open, so it is taken for an evaluation: "
@@ -190,7 +191,7 @@ class OpenTogether(OpenClient):
     def _invite(
         self, meeting: Meeting, spec: PlaneSpec, plane: PlaneAddress | None, *, deals: bool = False
     ) -> None:
-        """Tell the other ranks where the plane is, and what it is of."""
+        """Post the plane's address and the identity of its mix for the other ranks."""
         step = 0 if spec.state is None else spec.state["step"]
         assert isinstance(step, int), "the plane goes on from it"
         meeting.invite(
@@ -221,14 +222,14 @@ class OpenTogether(OpenClient):
         # Rank 0 alone asks the plane. Its invitation tells whether it deals, or counts other ranks than this one.
         if assigned.head is None:
             return self._take_from_peer(stack, meeting, spec)
-        # A rank that is cut off would leave Ray for as long as its connections are given: two minutes.
+        # Otherwise a rank that is cut off would leave Ray only after the connections' own limit of two minutes.
         miss_hosts_soon()
         starts_node = assigned.first_of.get(host_id()) == self.launch.rank
         if starts_node:
             bytes_ = store_bytes(spec.mix)
             node = MemberNode(assigned.head, listening, bytes_=bytes_, workers=_WORKERS)
             stack.callback(node.close)
-            # Other ranks of this host use it, and rank 0 its actors until the plane has ended.
+            # Other ranks of this host use the node, and rank 0 uses its actors until the plane has ended.
             stack.callback(meeting.wait_until_ended)
             meeting.post(f"node/{self.launch.rank}", NodeUp(place=node.place).model_dump_json())
         elif assigned.head.token is None:
@@ -238,7 +239,7 @@ class OpenTogether(OpenClient):
         invitation = meeting.invitation()
         self._agree(meeting, invitation, spec.state)
         assert invitation.plane is not None, "a plane of a Ray has an address"
-        # A process that started its node is connected to Ray through it.
+        # A process that started its node is connected to Ray through the node.
         handle = handle_in(
             invitation.plane, self.place.dp_rank, self.place.cp_rank, is_connected=starts_node
         )
@@ -255,7 +256,7 @@ class OpenTogether(OpenClient):
 
     def _client_of(self, stack: ExitStack, meeting: Meeting, handle: RankHandle) -> Client:
         """Tell rank 0 that this rank has its handle of the plane; return its client."""
-        # Runs after the next callback: a rank has left once its handle is closed.
+        # This runs after the next callback: a rank has left once its handle is closed.
         stack.callback(meeting.leave)
         stack.callback(handle.close)
         meeting.join()
@@ -264,7 +265,7 @@ class OpenTogether(OpenClient):
         return stack.enter_context(Client(self._serving_peers(handle, meeting)))
 
     def _follow(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
-        """Take batches from the peer that fetches them, or from rank 0 where it deals them."""
+        """Take batches from the peer that fetches them, or from rank 0 if it deals them."""
         meeting.arrive()
         return self._take_from_peer(stack, meeting, spec)
 
@@ -312,9 +313,9 @@ class OpenTogether(OpenClient):
     def _agree(
         self, meeting: Meeting, invitation: Invitation, state: Mapping[str, Json] | None
     ) -> None:
-        """Refuse to join a plane that is not this rank's, or goes on from another step than its model.
+        """Refuse to join a plane of another mix or other ranks, or one that continues from another step than the model.
 
-        A rank without a state has rank 0's.
+        A rank without a state uses rank 0's.
         """
         mine, theirs = (
             (self.place.dp_size, self.place.cp_size),
@@ -352,14 +353,14 @@ class OpenTogether(OpenClient):
 
 
 _TURN = threading.Lock()
-"""Held while this process has a plane of several ranks: it is connected to one Ray at a time."""
+"""Held while this process has a plane of several ranks, because a process is connected to only one Ray at a time."""
 
 
 def take_turn(stack: ExitStack) -> None:
     """Refuse a second plane of several ranks in this process, before any rank waits for it.
 
     Raises:
-        StateError: One is open; what to do instead.
+        StateError: Such a plane is open; the message says what to do instead.
     """
     if not _TURN.acquire(blocking=False):
         raise StateError(
@@ -386,7 +387,7 @@ def torch_part(name: str) -> Callable[..., Any]:
 
 
 def _digest(mix: MixConfig) -> str:
-    """Return what ranks that open one mix have in common: where each of them listens is its own."""
-    # The model, not the file: comments and the order of keys may differ between hosts.
+    """Return a digest of a mix that all its ranks share, without the listening address, which is each rank's own."""
+    # Taken from the model and not from the file, because comments and the order of keys may differ between hosts.
     text = mix.model_dump_json(exclude={"runtime": {"bind", "metrics_bind"}})
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -105,23 +105,23 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
 
 
 def _started(loader: Loader, spec: PlaneSpec, state: Mapping[str, Json] | None) -> Loader:
-    """Return the loader of one rank, started: a fault is raised here, as there is no other rank to wait for."""
-    # A run that was begun may be given its state by ``load_state_dict``: started at step 0 meanwhile, it would
-    # record its steps anew, and lose what its folder, or a store, says of those before that state.
+    """Return the loader of one rank, started, so that faults are raised here: there is no other rank to wait for."""
+    # A run that was begun may get its state later, by ``load_state_dict``. If it were started at step 0 meanwhile, it
+    # would record its steps anew, and lose the notes in its folder, or a store, about steps before that state.
     was_begun = spec.run_dir is not None and (
         bool(spec.mix.runtime.journal) or (spec.run_dir / RUN_RECORD_NAME).exists()
     )
     if state is not None or not was_begun:
         try:
             loader.start()
-        except BaseException:  # Ctrl-C came as it was open: nobody has it
+        except BaseException:  # Ctrl-C arrived just after the opening, and no caller has the loader
             loader.close()
             raise
     return loader
 
 
 def _notes_in(spec: PlaneSpec, launch: Launch, place: Place) -> RunNotes | None:
-    """Return what this rank notes in the folder of its run; ``None`` without one, and what that costs is told."""
+    """Return the notes of this rank in its run's folder; ``None`` without a folder, whose lack is logged."""
     if spec.run_dir is None:
         if spec.mix.balance.fit_every:
             _LOG.warning(
@@ -135,7 +135,7 @@ def _notes_in(spec: PlaneSpec, launch: Launch, place: Place) -> RunNotes | None:
 def _refuse_misuse(split: str | None, run_dir: str | Path | None) -> None:
     """Refuse another distribution's omniload, a worker of torch's DataLoader, and the run of a split."""
     refuse_namesake()
-    # Looked up, not imported: a worker of torch's has it, and a loop without torch needs none.
+    # Looked up and not imported: a worker of torch has the module loaded, and a loop without torch does not need it.
     torch_data = sys.modules.get("torch.utils.data")
     worker = None if torch_data is None else torch_data.get_worker_info()
     if worker is not None:
@@ -179,10 +179,10 @@ def _loader_of(
 
 
 def form_of(arrays: str, labels: Labels, device: object) -> BatchForm:
-    """Return how batches are handed over.
+    """Return the form in which batches are handed out.
 
     Raises:
-        ConfigError: As for ``open_mix``.
+        ConfigError: See ``open_mix``.
     """
     form = BatchForm(arrays=_arrays(arrays), labels=labels, device=device)
     if device is not None:
@@ -191,10 +191,10 @@ def form_of(arrays: str, labels: Labels, device: object) -> BatchForm:
 
 
 def form_at(form: BatchForm, place: Place, rank: int, mix: MixConfig) -> BatchForm:
-    """Return how batches are handed over to a rank: with the columns of its stage, and its own images.
+    """Return the form in which batches are handed to a rank: with the columns of its stage, and its own images.
 
     Raises:
-        ConfigError: Labels would belong to tokens of other cp peers, or stand elsewhere than a column of theirs.
+        ConfigError: Labels would belong to tokens of other cp peers, or be placed differently from a labels column.
     """
     if form.labels == "unshifted" and place.cp_size > 1:
         raise ConfigError(

@@ -1,17 +1,17 @@
-"""One rank fetches, others are served by it: the paper's ``broadcast_at``, on the trainer's side.
+"""One rank fetches and serves the others: ``broadcast_at`` of the paper, on the trainer's side.
 
-Ranks along tp, pp and ep train on the same rows. The first of them has a handle of the
-data plane; the others know the plane through it alone::
+Ranks along tp, pp and ep train on the same rows. Only the first of them has a handle of the data plane, and it serves
+the others::
 
     plane ── batch ──▶ fetching rank ══ what all use, and the state after it ══▶ its peers
                                      ══ tokens ═══════════════════════════════▶ those of the first and last stage
                                      ══ images to encode ─────────────────────▶ to each its own
 
-So each peer has batch and state at hand, and asks nobody. A failure of the plane goes the
-same way: every peer raises it.
+So each peer has its batch and the state in memory, and asks no role. A failure of the plane takes the same way, so
+every peer raises it.
 
-A plane that is opened beside another one, as to evaluate between steps of training, has threads of rank 0 alone. That
-rank takes the batches of all ranks, and deals them out in the same manner.
+A plane that is opened next to another one, for instance to evaluate between steps of training, runs in threads of rank
+0 alone. Rank 0 takes the batches of all ranks and deals them out in the same way.
 """
 
 import json
@@ -44,43 +44,44 @@ __all__ = [
 ]
 
 Kind = Literal["hello", "batch", "end", "failure", "closed"]
-"""What a message is: the state to begin with, a batch, the data's end, an error, the last one."""
+"""Kind of a message: the state to begin with, a batch, the end of the data, an error, or the last message."""
 _NOTHING = Parts()
 Message = tuple[Kind, int, bytes, Parts]
 
 
 class Peers(Protocol):
-    """The ranks that one of them serves, over the trainer's own way between ranks, such as NCCL or Gloo."""
+    """The ranks that one rank serves, over the trainer's own transport, such as NCCL or Gloo."""
 
     fetching_rank: int
     """The rank that fetches."""
 
     def give(self, kind: Kind, step: int, state: bytes, parts: Parts = _NOTHING) -> None:
-        """Send to all peers, in order, without waiting for them beyond a few steps.
+        """Send to all peers, in order, without getting more than a few steps ahead of them.
 
         Args:
-            kind: What it is.
-            step: Step of the batch, or before which the state stands.
+            kind: Kind of the message.
+            step: Step of the batch, or the step that the state precedes.
             state: The state as JSON, or a failure.
-            parts: The batch: what several peers share, by the lines that were agreed on, and what each has alone.
+            parts: The batch: the parts that several peers share, by the agreed lines, and the parts for single peers.
 
         Raises:
-            UnavailableError: A peer has not taken what was sent long before.
+            UnavailableError: A peer has not taken a message that was sent long ago.
         """
         ...
 
     def take(self, timeout_s: float, behind: Message | None = None) -> Message:
-        """Wait for the next message: its kind, its step, a state as JSON, and what this rank gets of a batch.
+        """Wait for the next message: its kind, its step, a state as JSON, and this rank's part of a batch.
 
-        The same one comes again until it is given as ``behind``: its taker has it by then, whatever interrupted it.
+        The same message is returned again until it is passed as ``behind``. Then its receiver certainly has it, despite
+        any interrupt.
 
         Raises:
-            UnavailableError: None has come in time; the same call may be repeated.
+            UnavailableError: No message has arrived in time; the same call may be repeated.
         """
         ...
 
     def close(self) -> None:
-        """Send and take no more."""
+        """Stop sending and receiving."""
         ...
 
 
@@ -91,15 +92,15 @@ _STAY = (
 
 
 class PartsOf(Protocol):
-    """Says what is sent of the batches of a step."""
+    """Chooses which parts of a step's batches are sent."""
 
     @property
     def place(self) -> int:
-        """Place of the rank that sends, among those whose batches it takes."""
+        """Place of the sending rank, among the places whose batches it takes."""
         ...
 
     def __call__(self, batches: Sequence[Batch]) -> Parts:
-        """Return what goes to whom of the batches of all places."""
+        """Return the parts of all places' batches, with their receivers."""
         ...
 
 
@@ -121,14 +122,14 @@ class Shared(PartsOf):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealt(PartsOf):
-    """Each rank of a job is dealt a batch of its own: that of its place, with what it uses of it."""
+    """Each rank of a job is dealt a batch of its own: the used part of the batch of its place."""
 
     places_R: Sequence[int]
-    """Place of each rank along dp and cp, of which the first sends."""
+    """Place of each rank along dp and cp; the first rank sends."""
     peers_R: Sequence[int]
-    """Number of each rank among those of its place."""
+    """Number of each rank among the ranks of its place."""
     stages: Sequence[Stage | None]
-    """Stage of each such number along pp."""
+    """Stage along pp, by the numbers in ``peers_R``."""
 
     @property
     @override
@@ -150,21 +151,21 @@ class Dealt(PartsOf):
 
 
 class FetchingHandle(RankHandle):
-    """Handle of the rank that fetches: it takes batches from the plane, and sends others theirs."""
+    """Handle of the rank that fetches: it takes batches from the plane, and sends the other ranks theirs."""
 
     def __init__(self, handles: Sequence[RankHandle], peers: Peers, parts_of: PartsOf) -> None:
-        """Fetch by ``handles``.
+        """Fetch through ``handles``.
 
         Args:
-            handles: Of the place along dp and cp that the ranks share; or where batches are dealt, of each place.
+            handles: Handle of the place along dp and cp that the ranks share or, if batches are dealt, of each place.
             peers: The ranks that are served.
-            parts_of: What is sent to them.
+            parts_of: Chooses the parts that are sent to them.
         """
         self._handles, self._peers, self._parts_of = handles, peers, parts_of
         self.first_step = self._own.first_step
         self._taken: tuple[int, list[Batch | None]] | None = None
         self._given: int | None = None
-        # A peer asks nobody: the state before its first step must be with it too.
+        # A peer asks no role, so it also needs the state before its first step.
         peers.give("hello", self.first_step, self._state_before(self.first_step))
 
     @property
@@ -174,15 +175,17 @@ class FetchingHandle(RankHandle):
     @override
     def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
         try:
-            # What an interrupt kept from the caller is here: of the plane it comes once.
+            # A batch that an interrupt kept from the caller is still here, because the plane hands it out only once.
             if self._taken is None or self._taken[0] != step:
                 self._taken = step, [handle.take(step, timeout_s) for handle in self._handles]
             batches = self._taken[1]
-            ends = None in batches  # then of all of them: a step is of all ranks or of none
+            # Then all of them are None: a step exists for all ranks or for none.
+            ends = None in batches
             state = self._state_before(step if ends else step + 1)
             found = [batch for batch in batches if batch is not None]
             parts = _NOTHING if ends else self._parts_of(found)
-        except Exception as error:  # of any kind: peers would wait for a batch that does not come
+        # Of any kind, because peers would wait for a batch that does not come.
+        except Exception as error:
             self._peers.give("failure", step, Failure.of(error).model_dump_json().encode())
             raise
         if self._given != step:
@@ -218,31 +221,32 @@ class FetchingHandle(RankHandle):
 
 
 class FollowingHandle(RankHandle):
-    """Handle of a peer: batches and states come by broadcast."""
+    """Handle of a peer: batches and states arrive by broadcast."""
 
     def __init__(self, peers: Peers, timeout_s: float, batch_timeout_s: float) -> None:
         """Wait for the rank that fetches to begin.
 
         Args:
             peers: The ranks that train on the same rows.
-            timeout_s: Longest wait for it.
-            batch_timeout_s: Longest wait for a batch, unless it is asked for with another.
+            timeout_s: Longest wait for the fetching rank.
+            batch_timeout_s: Longest wait for a batch, unless the call names another.
 
         Raises:
-            UnavailableError: It has not begun in time.
-            OmniloadError: What it failed with.
+            UnavailableError: The fetching rank has not begun in time.
+            OmniloadError: The error that the fetching rank failed with.
         """
         self._peers, self._batch_timeout_s = peers, batch_timeout_s
-        # Here, where the loader opens: a peer that never begins is not first missed at the first batch.
+        # Waited for here, while the loader opens, so that a peer that never begins is noticed before the first batch.
         self._come = peers.take(timeout_s)
         kind, self.first_step, state, _ = self._come
         self._require(kind, ("hello",), state)
         self._states = {self.first_step: state}
-        """States before the next step, and before two earlier ones: a batch may be taken back behind one that came."""
+        """States before the next step and before two earlier steps, because a batch may be taken back after another one
+        arrived."""
 
     @override
     def take(self, step: int, timeout_s: float | None = None) -> Batch | None:
-        # Nothing is sent behind the end, and what an interrupt kept from the caller is here.
+        # No message follows the end, and a batch that an interrupt kept from the caller is still here.
         if self._come[0] not in {"batch", "end"} or self._come[1] != step:
             limit_s = timeout_s or self._batch_timeout_s
             self._come = self._peers.take(limit_s, behind=self._come)
@@ -268,7 +272,7 @@ class FollowingHandle(RankHandle):
                 f"the state before step {step} is not at hand, those before steps {sorted(self._states)} are; "
                 "take the state at the trainer's own step"
             )
-        # Read only now: it came with every batch, and is asked for once a checkpoint.
+        # Parsed only now: a state arrives with every batch, but is needed only once per checkpoint.
         return cast("JsonObject", json.loads(state))
 
     @override

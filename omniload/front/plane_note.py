@@ -1,8 +1,9 @@
-"""What ranks need to join a plane that is served, and where they find it: in a folder, or at a port of its server.
+"""The note that ranks need to join a served plane: in a folder, or at a port of the plane's server.
 
-The note holds the secret of the plane's Ray: it is for its owner alone, as the folder is. It counts as long as its
-server has it locked, or to other hosts as long as that takes connections: one that was killed leaves its note, and Ray
-waits minutes for what is not there. Hosts without a folder in common have it from a port of the server.
+The note contains the secret of the plane's Ray, so only its owner may read it, and the same is true of the folder. The
+note is valid while its server holds its lock or, for other hosts, while the server accepts connections. This matters
+because a killed server leaves its note, and Ray would wait minutes for a server that is gone. Hosts without a common
+folder get the note from a port of the server.
 """
 
 import os
@@ -26,31 +27,31 @@ from omniload.front.rendezvous import fetch_note
 __all__ = ["NOTE_NAME", "PlaneNote", "note_of", "port_of"]
 
 NOTE_NAME = "plane.json"
-"""Its name in a folder."""
+"""Name of the note's file in a folder."""
 _HOST_AND_PORT = re.compile(r"([^/\s:]+):(\d{1,5})")
 _LIKE_A_PORT = re.compile(r"[]:][^/]*:\d+$|^\w+://")
-"""An IPv6 address with a port, or a URL."""
+"""Matches an IPv6 address with a port, or a URL."""
 _MOST_BYTES = 64 << 20
 _LARGEST_PORT = 65_535
 _LOOK_S = 0.1
 """Seconds between two looks for a plane that is not served yet."""
 _ANSWER_S = 5.0
-"""Longest wait for a server of another host to take a connection."""
+"""Longest wait for a server on another host to accept a connection."""
 _ROOT = 0
 
 
 class PlaneNote(StrictModel):
-    """What ranks need to join, and what a loader tells of the mix before it has joined."""
+    """What ranks need to join, and what a loader knows of the mix before it has joined."""
 
     version: Literal[2] = 2
     plane: PlaneAddress
     token: str
     """Secret of the plane's Ray."""
     names: tuple[str, ...]
-    """Sources, by number."""
+    """Names of the sources, by number."""
     vocab_size: int | None
     num_steps: int | None
-    """First step that there is none of; ``None`` for no end but the mix's own."""
+    """The step after the last; ``None`` if only the mix ends the run."""
     first_step: int
     repeats: bool
     """Whether no source ends."""
@@ -59,14 +60,14 @@ class PlaneNote(StrictModel):
 
 
 def port_of(address: str | Path) -> tuple[str, int] | None:
-    """Return host and port that an address names; ``None`` for a folder.
+    """Return the host and port that an address names; ``None`` for a folder.
 
     Raises:
         ConfigError: There is no such port.
     """
     found = _HOST_AND_PORT.fullmatch(address) if isinstance(address, str) else None
     if found is None:
-        # A folder of that name would be made on every host, and waited for in vain.
+        # Otherwise every host would create a folder of that name and wait in vain.
         if isinstance(address, str) and _LIKE_A_PORT.search(address) and not Path(address).exists():
             raise ConfigError(
                 f"address is {address!r}, neither HOST:PORT with a name or an IPv4 address nor a folder that is there; "
@@ -81,20 +82,20 @@ def port_of(address: str | Path) -> tuple[str, int] | None:
 
 
 def note_of(address: str | Path, timeout_s: float) -> PlaneNote:
-    """Wait for the note of a plane that is served.
+    """Wait for the note of a served plane.
 
     Args:
         address: A folder, or ``HOST:PORT``.
         timeout_s: Longest wait.
 
     Raises:
-        ConfigError: There is no such port, the note is another user's, or its plane listens on another host alone.
-        IntegrityError: It is none that this release has written.
+        ConfigError: There is no such port, the note is another user's, or its plane listens only for another host.
+        IntegrityError: The note was not written by this release.
         UnavailableError: No plane is served there in time.
     """
     place, until_s = Path(address) / NOTE_NAME, time.monotonic() + timeout_s
     at = port_of(address)
-    # It is written whole: as soon as it is there, it can be read.
+    # The note is published whole, so it can be read as soon as it exists.
     while (note := _note_at(place) if at is None else _note_from(*at, until_s)) is None:
         if time.monotonic() >= until_s:
             was = ", and the process that served one has ended, or does not answer"
@@ -108,10 +109,10 @@ def note_of(address: str | Path, timeout_s: float) -> PlaneNote:
 
 
 def _note_at(place: Path) -> PlaneNote | None:
-    """Return the note of a plane that is served now; ``None`` where there is none, or its server has ended."""
+    """Return the note of a plane that is served now; ``None`` without a note, or if its server has ended."""
     try:
         owner = place.stat().st_uid
-        # The note says which Ray this process connects to, and so which code runs in it.
+        # The note decides which Ray this process connects to, and so which code runs in it.
         if owner not in (os.geteuid(), _ROOT):
             raise ConfigError(
                 f"{place} is of user {owner}, this rank of {os.geteuid()}; name a folder of its own user"
@@ -124,13 +125,13 @@ def _note_at(place: Path) -> PlaneNote | None:
 
 
 def _note_from(host: str, port: int, until_s: float) -> PlaneNote | None:
-    """Return the note that a server at a port sends; ``None`` where none came before ``until_s``."""
+    """Return the note that a server at a port sends; ``None`` if none arrives before ``until_s``."""
     content = fetch_note(host, port, max(_LOOK_S, until_s - time.monotonic()), _MOST_BYTES)
     return _checked(content, f"{host}:{port}") if content else None
 
 
 def _checked(content: bytes, place: str) -> PlaneNote:
-    """Return a note, of a plane that this host can reach."""
+    """Return a note whose plane this host can reach."""
     try:
         note = PlaneNote.model_validate_json(content)
     except ValidationError as error:
@@ -147,15 +148,15 @@ def _checked(content: bytes, place: str) -> PlaneNote:
 
 
 def _is_served(note: PlaneNote, place: Path) -> bool:
-    """Tell whether the process that has written a note lives."""
+    """Return whether the process that wrote a note lives."""
     if note.plane.host == host_id():
         return is_locked(place)
-    # Locks of another host may not be seen here: a connection tells that its process lives.
+    # Locks of another host may be invisible here, so a connection shows whether the process lives.
     return answers(note.plane.lifeline, _ANSWER_S)
 
 
 def _unknown(host: str) -> str:
-    """Say if no host has that name. Asked last: a host that is starting may get its name late."""
+    """Return a hint if no host has that name. Asked last, because a host that is starting may get its name late."""
     try:
         socket.getaddrinfo(host, None, socket.AF_INET)
     except OSError as error:

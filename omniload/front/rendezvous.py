@@ -1,4 +1,4 @@
-"""Where ranks of a job leave each other notes before there is a plane: a folder that all see, or torch's store.
+"""Where the ranks of a job leave notes for each other before there is a plane: a shared folder, or torch's store.
 
 A note is JSON text under a key, and is written once.
 """
@@ -21,10 +21,10 @@ from omniload.base.reading import read_small_file
 __all__ = ["FolderRendezvous", "NoteServer", "Rendezvous", "fetch_note"]
 
 _POLL_S = 0.05
-"""Between looks at a shared folder: a file of another host brings no event."""
+"""Time between looks at a shared folder, because a file written on another host causes no event."""
 _LARGEST_NOTE_BYTES = 1 << 20
 _TAKEN_S = 5.0
-"""Longest that a client may take to read a note."""
+"""Longest time that a client may take to read a note."""
 
 
 class Rendezvous(Protocol):
@@ -32,23 +32,23 @@ class Rendezvous(Protocol):
 
     @abstractmethod
     def post(self, key: str, text: str) -> bool:
-        """Write a note; return false where another process has written it before."""
+        """Write a note; return false if another process has written it before."""
         ...
 
     @abstractmethod
     def read(self, key: str, timeout_s: float) -> str | None:
-        """Return a note, ``None`` where it was not written within the time."""
+        """Return a note; ``None`` if it is not written within the time."""
         ...
 
 
 class FolderRendezvous(Rendezvous):
-    """Notes as files of a folder that all ranks see."""
+    """Keeps notes as files of a folder that all ranks see."""
 
     def __init__(self, folder: Path) -> None:
-        """Use ``folder``, made where it is missing, for its owner alone.
+        """Use ``folder``, created if it is missing, with access for its owner alone.
 
         Raises:
-            ConfigError: It cannot be made or written.
+            ConfigError: The folder cannot be created or written.
         """
         self._folder = folder
         try:
@@ -65,12 +65,12 @@ class FolderRendezvous(Rendezvous):
 
     def _posted(self, place: Path, text: str) -> bool:
         draft = place.with_name(f"{place.name}.{secrets.token_hex(4)}.draft")
-        # For its owner alone from the start: notes hold the secret of the plane's Ray.
+        # Access is restricted from the start, because notes contain the secret of the plane's Ray.
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 -- made with its mode
+            with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 -- created with its mode
                 file.write(text)
-            # A link fails where the note is there already; a rename would replace it.
+            # A link fails if the note exists already; a rename would replace it.
             os.link(draft, place)
         except FileExistsError:
             return False
@@ -87,7 +87,7 @@ class FolderRendezvous(Rendezvous):
                     return None
                 time.sleep(min(_POLL_S, timeout_s))
             note = read_small_file(place, most_bytes=_LARGEST_NOTE_BYTES, what="a note of this job")
-        # Bytes that are no text make it none of ours, which its reader says with the rank that wrote it.
+        # Bytes that are no text cannot be a note of ours; the reader reports this with the rank that wrote them.
         return note.decode(errors="replace")
 
     def _place(self, key: str) -> Path:
@@ -95,13 +95,13 @@ class FolderRendezvous(Rendezvous):
 
 
 class NoteServer:
-    """Serves one note over TCP, to hosts that see no folder in common."""
+    """Serves one note over TCP, to hosts that share no folder."""
 
     def __init__(self, host: str, port: int) -> None:
         """Listen; clients that connect before ``serve`` wait for the note.
 
         Raises:
-            ConfigError: The host is not this one, or somebody listens there.
+            ConfigError: The host is not this one, or another process listens there.
         """
         try:
             self._listener = socket.create_server((host, port))
@@ -113,7 +113,7 @@ class NoteServer:
         self._closed, self._thread = threading.Event(), threading.Thread()
 
     def serve(self, note: bytes) -> None:
-        """Send the note to every client, also to those that wait for it."""
+        """Send the note to every client, including those that wait for it."""
 
         def answer() -> None:
             while not self._closed.is_set():
@@ -123,16 +123,16 @@ class NoteServer:
                         connection.settimeout(_TAKEN_S)
                         connection.sendall(note)
                 except OSError:
-                    # Of one connection, of one too many, or of the listener that closes.
+                    # An error of one connection, of one connection too many, or of the listener that closes.
                     self._closed.wait(_POLL_S)
 
         self._thread = threading.Thread(target=answer, name="omniload-note", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening. To close again does nothing."""
+        """Stop listening. A second call does nothing."""
         self._closed.set()
-        # A listener that is only closed leaves its thread in the wait.
+        # Closing a listener alone would leave its thread waiting.
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         if self._thread.is_alive():
@@ -141,7 +141,7 @@ class NoteServer:
 
 
 def fetch_note(host: str, port: int, within_s: float, most_bytes: int) -> bytes:
-    """Return the note of a ``NoteServer``; empty where none came in time, or a longer one than allowed."""
+    """Return the note of a ``NoteServer``; empty if none arrives in time, or if it is longer than allowed."""
     until_s, content = time.monotonic() + within_s, b""
     try:
         with socket.create_connection((host, port), within_s) as line:
@@ -150,6 +150,6 @@ def fetch_note(host: str, port: int, within_s: float, most_bytes: int) -> bytes:
                 if not (part := line.recv(1 << 16)):
                     return content
                 content += part
-    except OSError:  # nobody listens there, or no host has that name
+    except OSError:  # no process listens there, or no host has that name
         return b""
     return b""

@@ -6,7 +6,8 @@
          ▲                                                  resize(0, 3), on ranks that stay ── steps from 17 on
          └──────────── dp 3 from step 17 on ─────────────────────┘
 
-What ranks find at the address, and when it counts, is said in ``plane_note``; how they join, in ``served_rank``.
+``plane_note`` describes the note that ranks find at the address, and when it is valid. ``served_rank`` describes how
+they join.
 """
 
 import threading
@@ -38,7 +39,7 @@ __all__ = ["ServedPlane", "serve"]
 
 _LOCK_NAME = "plane.lock"
 _FAILED_S = 1.0
-"""Seconds between two looks at whether the plane has failed."""
+"""Seconds between two checks of whether the plane has failed."""
 
 
 class ServedPlane:
@@ -56,12 +57,12 @@ class ServedPlane:
         try:
             # First in, last out: the address is released when nothing of the plane is left.
             server = None if (at := port_of(address)) is None else NoteServer(*at)
-            # As a whole path: whoever serves may go to another folder until it closes.
+            # An absolute path, because the serving process may change its folder before it closes.
             folder = Path() if server is not None else whole_path(address)
             self._opened.callback((server or _claimed(folder)).close)
             self._plane = self._opened.enter_context(open_ray_plane(spec))
             note = _note_of(self._plane.address, spec).model_dump_json().encode()
-            # What is entered from here on ends before the plane does: no rank may join a plane that is closing.
+            # Everything entered from here on ends before the plane does: no rank may join a plane that is closing.
             if server is not None:
                 server.serve(note)
                 self._opened.callback(server.close)
@@ -72,7 +73,7 @@ class ServedPlane:
             raise
 
     def _leave_note(self, place: Path, note: bytes) -> None:
-        """Write the note, and hold its lock, which the kernel releases when this process ends, however that is."""
+        """Write the note, and hold its lock, which the kernel releases when this process ends in any way."""
         write_whole(place, note, mode=0o600)
         self._opened.enter_context(locked(place, writable=True))
         self._opened.callback(place.unlink, missing_ok=True)
@@ -83,14 +84,14 @@ class ServedPlane:
         Raises:
             OmniloadError: The data plane has failed; ranks get the same error.
         """
-        # A plane tells ranks of its failure; this process is not a rank, and has to ask.
+        # A plane reports its failure to ranks. This process is not a rank, so it has to ask.
         while not self._ended.wait(_FAILED_S):
             if (failure := self._plane.failure()) is not None:
                 raise failure
 
     def close(self) -> None:
         """End the plane. A second call does nothing."""
-        # First: a thread in ``wait`` would ask a plane that ends how it is.
+        # First, because a thread in ``wait`` would ask a plane that is ending.
         self._ended.set()
         self._opened.close()
 
@@ -132,15 +133,15 @@ def serve(
     refuse_namesake()
     require_whole("world_size", world_size, least=1)
     place = Place(dp_rank=0, dp_size=world_size)
-    # Elastic whatever the mix says: its ranks come and go.
+    # Elastic whatever the mix says, because its ranks come and go.
     spec = spec_of(mix, None, {**settings, "elastic": True}, "ray", place, 0)
     spec = replace(kept_in(run_dir, mix, spec), num_steps=steps_of(steps), state=state or None)
     return ServedPlane(spec, address)
 
 
 def _note_of(address: PlaneAddress, spec: PlaneSpec) -> PlaneNote:
-    """Return what ranks need to join a plane that is up."""
-    # Now Ray is there, and with it the secret that this process has made up.
+    """Return the note that ranks need to join a plane that is up."""
+    # Ray has started by now, and with it the secret that this process has generated.
     from omniload.actors.ray.tokens import token  # noqa: PLC0415 -- an extra
 
     return PlaneNote(
@@ -159,7 +160,7 @@ def _note_of(address: PlaneAddress, spec: PlaneSpec) -> PlaneNote:
 def _claimed(folder: Path) -> FileLock:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # A lock beside the note: a note outlives a process that is killed, and the kernel lets go of its lock.
+        # A lock next to the note: the note remains if its process is killed, but the kernel releases the lock.
         return FileLock(folder / _LOCK_NAME)
     except BlockingIOError as error:
         raise StateError(

@@ -63,7 +63,7 @@ def join(  # noqa: PLR0913 -- keywords of a call that users make
     check_choices(labels=labels, arrays=arrays)
     timeout = timeout_from(timeout)
     require_rank(rank, world_size, step, generation)
-    # Now rather than with the first batch: it holds the names and sizes of the mix.
+    # Done now and not with the first batch, because the note has the names and sizes of the mix.
     note = note_of(address, timeout)
     asked = _asked_of(note.plane, world_size, step, generation)
     facts = MixFacts(
@@ -81,7 +81,7 @@ def join(  # noqa: PLR0913 -- keywords of a call that users make
 
 @dataclass(frozen=True, slots=True)
 class _JoinServed(OpenClient):
-    """Joins a plane that goes on without this rank."""
+    """Joins a plane that continues to run without this rank."""
 
     note: PlaneNote
     rank: int
@@ -97,7 +97,7 @@ class _JoinServed(OpenClient):
         from omniload.actors.ray.tokens import use_given_token, use_token  # noqa: PLC0415
 
         plane, here = self.note.plane, host_id()
-        # First: a process that has another plane open must keep that one's secret of Ray.
+        # First, because a process with another open plane must keep that plane's secret of Ray.
         if plane.terms is None or not plane.terms.is_given:
             take_turn(stack)
         if plane.host != here:

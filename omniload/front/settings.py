@@ -1,6 +1,6 @@
 """Settings of a mix as keywords, for editors and type checkers: by key, and by section and key.
 
-The models in ``omniload.mix.config`` say what there is; a test holds this list to them.
+The models in ``omniload.mix.config`` define the settings; a test compares this list with them.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
-"""The run that a loop asks for: a mix with settings by keyword, a folder that keeps it, and the ranks there are.
+"""The run that a loop asks for: a mix with settings by keyword, the folder that keeps it, and its ranks.
 
-``omniload.open("mix.yaml", prefetch_steps=8)`` changes one setting of the file. The folder of a run keeps the mix as
-it runs, settings and all: ``omniload mix show`` and ``audit`` read it there.
+``omniload.open("mix.yaml", prefetch_steps=8)`` changes one setting of the file. The folder of a run keeps the mix as it
+runs, including changed settings; ``omniload mix show`` and ``audit`` read it there.
 """
 
 import difflib
@@ -80,26 +80,27 @@ _OF_OPEN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixFacts:
-    """What is known of the mix and the ranks of a loader before its plane is open."""
+    """Facts about the mix and the ranks of a loader that are known before its plane is open."""
 
     names: tuple[str, ...] = ()
     """Names of the sources, in the order of their numbers."""
     tags: Mapping[str, Mapping[str, str]] | None = None
-    """Tags of the sources that have any, by name; ``None`` where they come with the first batch."""
+    """Tags of the sources that have tags, by name; ``None`` if they arrive with the first batch."""
     vocab_size: int | None = None
-    """Tokens that the tokeniser may give; ``None`` for a mix of token columns alone."""
+    """Number of tokens that the tokeniser may give; ``None`` for a mix of token columns alone."""
     num_steps: int | None = None
-    """The step after the last; ``None`` for the data's end."""
+    """The step after the last; ``None`` for the end of the data."""
     repeats: bool = False
-    """Whether sources repeat for ever, so that the data does not end before ``num_steps``."""
+    """Whether sources repeat forever, so that the data does not end before ``num_steps``."""
     first_step: int = 0
-    """Step that it begins at without a state."""
+    """First step without a state."""
     num_ranks: int = 1
-    """Ranks along dp."""
+    """Number of ranks along dp."""
     is_alone: bool = False
     """Whether the plane serves this process alone, so that it ends when the loader is garbage-collected."""
     assumed_alone: bool = False
-    """Whether it counts as the only rank by default: no argument, launcher or process group named other ranks."""
+    """Whether this process counts as the only rank by default, because no argument, launcher or process group named
+    other ranks."""
 
 
 def spec_of(
@@ -110,10 +111,10 @@ def spec_of(
     place: Place,
     restarts: int,
 ) -> PlaneSpec:
-    """Return what a job opens: a mix with its settings, and its ranks.
+    """Return the run that a job opens: a mix with its settings, and its ranks.
 
     Raises:
-        ConfigError: As for ``open_mix``.
+        ConfigError: See ``open_mix``.
     """
     model, base_dir, cache_dir = _mix_of(mix)
     model = with_settings(model, settings)
@@ -128,7 +129,8 @@ def spec_of(
     return PlaneSpec(
         mix=model,
         base_dir=base_dir,
-        # Whatever their axes are called: ranks that take the same batch differ in which images they encode alone.
+        # This applies whatever the axes are called: ranks that take the same batch differ only in the images they
+        # encode.
         tree=ClientPlaceTree.of(dp=place.dp_size, cp=place.cp_size, tp=max(1, len(place.peers))),
         restarts=restarts,
         cache_dir=cache_dir,
@@ -138,11 +140,11 @@ def spec_of(
 def kept_in(
     run_dir: str | Path | None, mix: str | Path | Mapping[str, object] | MixConfig, spec: PlaneSpec
 ) -> PlaneSpec:
-    """Return the run with the folder that keeps its journal and its mix, where there is one.
+    """Return the run with the folder that keeps its journal and its mix, if there is one.
 
     Raises:
-        ConfigError: It is no path, or an empty one, which would be the folder that the process happens to be in; or
-            what is kept there could not name it, as that is text.
+        ConfigError: The folder is not a path, or is an empty path, which would mean the process's present folder; or
+            its name is not valid text, which the files in it must be able to contain.
     """
     if run_dir is None:
         return spec
@@ -164,14 +166,14 @@ def kept_in(
         raise ConfigError(
             f"run_dir is {str(folder)!r}, and what is kept in a run's folder names it and those above it as text: {why}"
         ) from error
-    # As a whole path: a loop may go to another folder while its run is written.
+    # An absolute path, because a loop may change its folder while the run is written.
     return replace(spec, run_dir=Path(whole), mix_text=text_as_run(mix, spec.mix))
 
 
 def _mix_of(
     mix: str | Path | Mapping[str, object] | MixConfig,
 ) -> tuple[MixConfig, Path, Path | None]:
-    """Return the model, the folder that its paths start at, and that of its indexes."""
+    """Return the model, the folder that relative paths start at, and the folder of the indexes."""
     if isinstance(mix, MixConfig):
         return mix, working_folder(), None
     if isinstance(mix, Mapping):
@@ -181,11 +183,10 @@ def _mix_of(
 
 
 def with_settings(mix: MixConfig, settings: Mapping[str, object]) -> MixConfig:
-    """Return ``mix`` with some of its settings changed, checked as the file is.
+    """Return ``mix`` with some of its settings changed, checked like the file.
 
-    A setting is named by its key where one section alone has it (``prefetch_steps``), or by
-    section and key (``pack_method``, ``balance_method``). Sources and weights are not
-    settings: they stay in the file.
+    A setting is named by its key if only one section has that key (``prefetch_steps``), or by section and key
+    (``pack_method``, ``balance_method``). Sources and weights are not settings: they stay in the file.
 
     Raises:
         ConfigError: No setting has that name, two sections have it, or a value is refused.
@@ -193,7 +194,7 @@ def with_settings(mix: MixConfig, settings: Mapping[str, object]) -> MixConfig:
     if not settings:
         return mix
     places = _places(mix)
-    # As declared: where batch.tokens changes, stages that count tokens begin at other steps.
+    # The stages as declared: if batch.tokens changes, stages that count tokens begin at other steps.
     changed = mix.declared()
     for name, value in settings.items():
         found = places.get(name, [])
@@ -202,11 +203,11 @@ def with_settings(mix: MixConfig, settings: Mapping[str, object]) -> MixConfig:
         section, key = found[0]
         (changed if section is None else changed[section])[key] = value
     try:
-        # The whole mix: a setting may contradict one in another section.
+        # The whole mix is checked, because a setting may contradict one in another section.
         return MixConfig.model_validate(changed)
     except ValidationError as error:
         faults = "; ".join(
-            # Without a place: a rule between keys, which names them and what it found.
+            # The error has no place if it comes from a rule between keys; the rule names them and the value found.
             f"{'.'.join(map(str, fault['loc']))}{': ' if fault['loc'] else ''}{said_of_fault(fault)}"
             for fault in error.errors()
         )
@@ -214,13 +215,13 @@ def with_settings(mix: MixConfig, settings: Mapping[str, object]) -> MixConfig:
 
 
 def _places(mix: MixConfig) -> dict[str, list[tuple[str | None, str]]]:
-    """Return the place of each setting, by every name it goes by."""
+    """Return the places of each setting, by every name that it has."""
     places: dict[str, list[tuple[str | None, str]]] = {"seed": [(None, "seed")]}
     for section in ("pack", "batch", "balance", "loader", "runtime"):
         part = getattr(mix, section)
         assert isinstance(part, BaseModel)
         for key in type(part).model_fields:
-            # A short name stands for every section that has the key; where two have it, it is refused.
+            # A short name stands for every section with the key; if two sections have it, the name is refused.
             for name in (key, f"{section}_{key}"):
                 places.setdefault(name, []).append((section, key))
     return places
@@ -245,22 +246,22 @@ def _unknown(
 def text_as_run(
     given: str | Path | Mapping[str, object] | MixConfig, model: MixConfig
 ) -> MixText | None:
-    """Return a mix as it runs: the text of its file, or another that says the same with settings in it.
+    """Return the text of a mix as it runs: its file, or an equivalent text with the changed settings.
 
     Args:
-        given: What ``omniload.open`` was given.
-        model: What it came to, settings and all.
+        given: Argument that ``omniload.open`` was given.
+        model: The resulting model, with all settings.
 
     Returns:
-        ``None`` for a mix that holds credentials, which must not lie in the run's folder.
+        ``None`` for a mix that contains credentials, which must not be written to the run's folder.
     """
     if isinstance(given, str | Path):
         path, text = Path(given), mix_text(given)
     else:
         path, text = working_folder() / NO_FILE_NAME, ""
-    # The file itself where it still says the same: with its comments, as its author knows it.
+    # The file itself if it is still equivalent, because it has the author's comments.
     if not _says(text, model):
-        text = model.model_dump_json(indent=2)  # which is YAML too, and quotes every text
+        text = model.model_dump_json(indent=2)  # this is also YAML, and quotes every text
     if without_secrets(text) != text:
         _LOG.warning(
             "the mix holds credentials, so the run's folder keeps no record of it, and omniload mix show and audit "
@@ -274,4 +275,4 @@ def _says(text: str, model: MixConfig) -> bool:
     try:
         return parse_yaml(text, MixConfig, name="the mix") == model
     except ConfigError:
-        return False  # it was changed since it was read
+        return False  # the file was changed since it was read

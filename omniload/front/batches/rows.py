@@ -47,17 +47,17 @@ _FIELDS = frozenset(
         *("document_sources", "padding_mask", "attention_mask", "pairs"),
     }
 )
-"""Tensors of rows, each made when it is first asked for."""
+"""Names of the tensors of rows. Each tensor is made when it is first asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """Fields of a batch by name."""
+    """Names of the fields in use of a batch."""
 
     whole: frozenset[str] = frozenset()
-    """Of all its rows together."""
+    """Fields of all rows together."""
     parts: frozenset[str] = frozenset()
-    """Of its microbatches."""
+    """Fields of the microbatches."""
 
 
 class PackedRows:
@@ -112,7 +112,8 @@ class PackedRows:
     @cached_property
     def document_sources(self) -> Any:  # noqa: ANN401
         """Source of each document of ``cu_seqlens`` ``[D]``, int64; -1 for padding."""
-        # By the pieces that they begin in: a pair, or joined documents, are one with several bounds.
+        # Counted by the pieces that the documents begin in, because a pair, or joined documents, are one piece with
+        # several bounds.
         pieces_D = np.searchsorted(
             self._part.cu_seqlens, self._documents.cu_seqlens[:-1], side="right"
         )
@@ -155,14 +156,14 @@ class PackedRows:
                 "rows shared among cp peers have no attention_mask of their own; use cu_seqlens"
             )
         num_rows, length = self._part.tokens_RT.shape
-        # The first document has number 0, so its start is not counted, and the last bound begins none.
+        # The first document has number 0, so its start is not counted, and the last bound starts no document.
         starts = self._documents.cu_seqlens[1:-1]
         document_RT = (
             np.bincount(starts, minlength=num_rows * length).cumsum().reshape(num_rows, length)
         )
         same_RTT = document_RT[:, :, None] == document_RT[:, None, :]
         mask = same_RTT & np.tri(length, dtype=np.bool_)
-        # The axis of length 1 is that of heads: all have one mask, which broadcasting does not copy.
+        # The axis of length 1 is the axis of heads: all heads share one mask, and broadcasting does not copy it.
         return self._tensor(mask[:, None], np.bool_)
 
     def column(self, name: str) -> tuple[Any, Any]:
@@ -305,13 +306,13 @@ class PackedRows:
 
     def to(self, device: object, *, non_blocking: bool = False) -> "PackedRows":  # noqa: ARG002 -- as torch's is called
         """Return the same rows on a device; copies to CUDA never block, whatever ``non_blocking`` is."""
-        # Refused here: fields are made later, far from the call that names the device.
+        # An unknown device is refused here, because fields are made later, far from the call that names the device.
         self._arrays.check(device)
         return PackedRows(self._part, self._arrays, self._labels, device)
 
     def made(self) -> frozenset[str]:
         """Return the names of the tensors made so far, columns of yours among them."""
-        # Where ``cached_property`` keeps what it has made.
+        # ``cached_property`` keeps its values there.
         return (_FIELDS & self.__dict__.keys()) | self._columns.keys()
 
     def make(self, names: frozenset[str], put: Callable[[Any], Any]) -> None:
@@ -341,7 +342,7 @@ class PackedRows:
         return f"tokens={shape}, documents={np.count_nonzero(_starts_RT(self._part))}"
 
     def _tensor(self, array: NDArray[Any], dtype: type[np.generic]) -> Any:  # noqa: ANN401
-        # A copy even where the type is right: what the plane hands over is shared and read-only.
+        # A copy even if the type is right, because the arrays of the plane are shared and read-only.
         tensor = self._arrays.of(array.astype(dtype))
         if self._put is not None:
             return self._put(tensor)
@@ -349,6 +350,6 @@ class PackedRows:
 
 
 def _starts_RT(part: Microbatch) -> NDArray[np.bool_]:
-    """Return where a document, or what goes on of one, begins in a row; padding is none."""
+    """Return where a document, or the continuation of one, begins in a row; padding counts as none."""
     begins: NDArray[np.bool_] = (part.positions_RT == 0) & (part.source_ids_RT >= 0)
     return begins

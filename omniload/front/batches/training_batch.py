@@ -31,7 +31,7 @@ class TrainingBatch(PackedRows):
 
     def fields_asked(self) -> Fields:
         """Return the fields that were asked for so far."""
-        # Only if the loop has run by them: looking would make them.
+        # Microbatches are looked at only if the loop has used them, because looking would make them.
         parts = self.microbatches if "microbatches" in self.__dict__ else ()
         return Fields(whole=self.made(), parts=frozenset().union(*(p.made() for p in parts)))
 

@@ -1,4 +1,4 @@
-"""How the ranks of a driver attach to a detached plane: rank 0 asks its opener, and tells the others where it is."""
+"""How a driver's ranks attach to a detached plane: rank 0 asks its opener and passes its address to the others."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,15 +17,15 @@ _DIGEST = "the mix, by what is secret in it or the order of its keys,"
 
 
 def is_detached(spec: PlaneSpec) -> bool:
-    """Tell whether a run's plane is to outlive the driver: that of a split ends with it."""
+    """Return whether a run's plane is to outlive the driver; the plane of a split ends with the driver."""
     return spec.mix.runtime.lifetime == "detached" and spec.mix.split == TRAIN
 
 
 def as_detached(spec: PlaneSpec) -> PlaneSpec:
-    """Return a run as it is opened; one whose plane is detached has ranks that come and go.
+    """Return a run as it is opened; a run whose plane is detached is elastic.
 
     Raises:
-        ConfigError: It has no folder, by which the plane would be found again.
+        ConfigError: The run has no folder, by which its plane could be found again.
     """
     if not is_detached(spec):
         return spec
@@ -39,17 +39,17 @@ def as_detached(spec: PlaneSpec) -> PlaneSpec:
 
 
 def attach_to(stack: ExitStack, spec: PlaneSpec, digest: str) -> PlaneAddress:
-    """Return where the plane of a run is, for this driver's ranks; started where it is not there.
+    """Return the address of a run's plane for this driver's ranks; start the plane if there is none.
 
     Args:
-        stack: Gets what is to be closed.
+        stack: Receives what must be closed.
         spec: The run, with its state.
-        digest: Of the mix.
+        digest: Digest of the mix.
 
     Raises:
-        OmniloadError: As for opening a plane; or one of another mix, or of another driver, has the name.
+        OmniloadError: See the opening of a plane; or the run's plane is of another mix, or serves another driver.
     """
-    import omniload  # noqa: PLC0415 -- the package itself, which loads this one
+    import omniload  # noqa: PLC0415 -- the package itself, which imports this module
 
     try:
         from omniload.actors.ray.given.detached import attach  # noqa: PLC0415 -- an extra

@@ -1,1 +1,1 @@
-"""Dynamic sampling: batches of exactly so many groups whose answers differ in reward."""
+"""Dynamic sampling: batches with an exact number of groups whose answers differ in reward."""

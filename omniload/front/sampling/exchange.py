@@ -1,8 +1,8 @@
-"""What ranks tell each other of their rollouts: one call, which all make and from which all return the same.
+"""How ranks exchange the results of their rollouts: all of them make one call, and all get the same result.
 
-Each gives its part, or why it has none, and all go on or all fail. The parts of a round are the rewards of each
-rank's prompts; together they are the event that the filler of batches takes. What was decided on a batch
-is kept by the first rank in the run's folder, and told to all in a replay.
+Each rank gives its part, or its reason for having none, and then all ranks continue or all fail. The parts of a round
+are the rewards of each rank's prompts; together they form the event for the filler of batches. The first rank keeps the
+decision on a batch in the run's folder, and passes it to all ranks in a replay.
 """
 
 import sys
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 Kind = Literal["round", "replayed round", "journal", "groups"]
-"""What is exchanged: rewards of a step, its prompts alone, what was decided before, groups that go to other ranks."""
+"""Kind of an exchange: rewards of a step, its prompts alone, earlier decisions, or groups that go to other ranks."""
 END: Mapping[str, Any] = {"step": None}
 """Report of a rank whose data has ended."""
 _FEWEST_ANSWERS = 2
@@ -66,7 +66,7 @@ class Exchange(Protocol):
 
 
 class AloneExchange(Exchange):
-    """One rank, which has nobody to tell."""
+    """Exchange of a single rank, which has no others."""
 
     rank, size = 0, 1
 
@@ -78,10 +78,10 @@ class AloneExchange(Exchange):
 def exchange_for(
     num_ranks: int, exchange: Exchange | None, process_group: object, timeout_s: float
 ) -> Exchange:
-    """Return the exchange of a loader's ranks: the one given, torch's where it has a process group, or of one rank.
+    """Return the exchange of a loader's ranks: the given one, else torch's with a process group, else one rank's.
 
     Raises:
-        ConfigError: There is none for these ranks, or it is of other ranks.
+        ConfigError: There is no exchange for these ranks, or it is of other ranks.
         UnavailableError: The other ranks do not come.
     """
     if exchange is None:
@@ -97,7 +97,7 @@ def exchange_for(
 def _found(num_ranks: int, process_group: object, timeout_s: float) -> Exchange:
     if num_ranks == 1 and process_group is None:
         return AloneExchange()
-    # Looked up, not imported: where torch is not loaded there is no group of its either.
+    # Looked up and not imported: if torch is not loaded, it has no group.
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_initialized():
         raise ConfigError(
@@ -110,34 +110,34 @@ def _found(num_ranks: int, process_group: object, timeout_s: float) -> Exchange:
 
 @dataclass(frozen=True, slots=True)
 class JsonExchange:
-    """Exchanges objects of JSON among ranks, which sample alike."""
+    """Exchanges JSON objects among ranks that sample with the same settings."""
 
     exchange: Exchange
     settings: Mapping[str, Any]
-    """Arguments that all ranks are to have given alike: by others they would come to other batches, each by itself."""
+    """Arguments that must be the same on all ranks: with others, each rank would arrive at other batches."""
 
     def gather(
         self, kind: Kind, batch: int, make: Callable[[], Mapping[str, Any]]
     ) -> list[Mapping[str, Any]]:
-        """Make this rank's part, and return all ranks'.
+        """Make this rank's part, and return all ranks' parts.
 
-        No rank waits for one that fails: that one's error is told in place of its part.
+        No rank waits for a rank that fails: its error is sent in place of its part.
 
         Args:
-            kind: What is exchanged.
-            batch: Batch that it belongs to.
+            kind: Kind of the exchange.
+            batch: Batch that the exchange belongs to.
             make: Makes the part.
 
         Raises:
-            OmniloadError: Another rank has failed; its number and message.
-            ConfigError: The samplers of ranks were given other arguments.
-            StateError: Ranks are not at the same batch, or exchange other things.
-            Exception: As ``make`` raises it.
+            OmniloadError: Another rank has failed; names its number and message.
+            ConfigError: The samplers of the ranks have different arguments.
+            StateError: Ranks are not at the same batch, or exchange different things.
+            Exception: The error that ``make`` raised.
         """
         failed: Exception | None = None
         try:
             part = orjson.dumps(
-                # What it is goes along: an all-gather pairs what ranks give, wherever each of them is.
+                # The kind is sent along because an all-gather combines the parts of ranks wherever each rank is.
                 {"kind": kind, "batch": batch, "settings": self.settings, "part": make()},
                 option=orjson.OPT_SERIALIZE_NUMPY,
             )
@@ -178,7 +178,7 @@ class JsonExchange:
 
 
 def report_of(step: int, groups: Sequence[Group]) -> Mapping[str, Any]:
-    """Return what a rank tells of its groups."""
+    """Return a rank's report on its groups."""
     return {
         "step": step,
         "keys": [group.prompt.key for group in groups],
@@ -188,15 +188,15 @@ def report_of(step: int, groups: Sequence[Group]) -> Mapping[str, Any]:
 
 
 def event_of(reports: Sequence[Mapping[str, Any]], judged: RoundDecision | None) -> Event:
-    """Return the reports of all ranks, in their order, as one.
+    """Return the reports of all ranks, in their order, as one event.
 
     Args:
-        reports: As ``report_of`` makes them, or ``END``.
-        judged: What was said of the step before; ``None`` where rewards say it now.
+        reports: Results of ``report_of``, or ``END``.
+        judged: Earlier decision on the step; ``None`` if rewards decide it now.
 
     Raises:
         StateError: Ranks are at other steps.
-        ConfigError: They rolled out other numbers of answers.
+        ConfigError: Ranks rolled out different numbers of answers.
     """
     steps = [report["step"] for report in reports]
     if set(steps) == {None}:
@@ -210,7 +210,7 @@ def event_of(reports: Sequence[Mapping[str, Any]], judged: RoundDecision | None)
     numbers = [len(report["keys"]) for report in reports]
     shared = {
         "step": steps[0],
-        # Of no prompts at all too: an empty list has no second axis.
+        # Also needed without prompts, because an empty list has no second axis.
         "keys_N3": np.array(keys, np.int64).reshape(-1, 3),
         "owners_N": np.repeat(np.arange(len(reports)), numbers),
         "digests": [digest for report in reports for digest in report["digests"]],
@@ -229,7 +229,7 @@ def _joined(reports: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
             f"rollouts gave other numbers of answers of a prompt, by rank {answers!r:.120}; give as many on all ranks"
         )
     rewards = [rewards_G for report in reports for rewards_G in report["rewards"]]
-    # Where no rank has a prompt the array still wants a width.
+    # If no rank has a prompt, the array still needs a width.
     most = max(answers.values(), default=_FEWEST_ANSWERS)
     return np.array(rewards, np.float64).reshape(-1, most)
 
@@ -238,14 +238,14 @@ def passed_on(parts: Sequence[Mapping[str, Any]], batch: int) -> list[Group]:
     """Return the groups that ranks sent each other for a batch.
 
     Args:
-        parts: Of all ranks: ``groups`` as ``group_json`` makes them, and ``digest`` of the batch as that rank has it.
-        batch: Its number.
+        parts: Parts of all ranks: ``groups`` as made by ``group_json``, and ``digest`` of the batch on that rank.
+        batch: Number of the batch.
 
     Raises:
-        StateError: Ranks have come to other batches.
+        StateError: Ranks have arrived at different batches.
     """
     digests = [part["digest"] for part in parts]
-    # Each has worked it out by itself, and would train on its own.
+    # Each rank has computed the batch by itself, and would train on its own version.
     if len(set(digests)) > 1:
         raise StateError(
             f"batch {batch} has other groups on other ranks: its digests are {digests!r:.160}; load one state on all "
@@ -255,7 +255,7 @@ def passed_on(parts: Sequence[Mapping[str, Any]], batch: int) -> list[Group]:
 
 
 class Decisions:
-    """What was decided on batches, told to all ranks alike by the first one, which reads it and may write it."""
+    """Decisions on batches, passed to all ranks by the first rank, which reads them and may write them."""
 
     def __init__(
         self,
@@ -271,17 +271,17 @@ class Decisions:
         self._expected = 0
         """Batch of the decision that ``_kept`` yields next."""
         self.replayed: BatchDecision | None = None
-        """What was decided before on the batch that is gone through again; ``None`` where rewards decide."""
+        """Earlier decision on the batch that is replayed; ``None`` if rewards decide."""
 
     def find(self, batch: int) -> bool:
-        """Look up what was decided on a batch; on all ranks.
+        """Look up the decision on a batch; on all ranks.
 
         Returns:
-            Whether there is a decision: no batch was handed out after the last of them.
+            Whether there is a decision. If not, no batch was handed out after the last decision.
 
         Raises:
-            ConfigError: The run keeps nothing, or was filled by other settings.
-            OmniloadError: What is kept cannot be read.
+            ConfigError: The run keeps no decisions, or it was filled with other settings.
+            OmniloadError: The journal cannot be read.
         """
         told = self._json_exchange.gather("journal", batch, lambda: self._told(batch))
         line = told[0]["line"]
@@ -298,7 +298,7 @@ class Decisions:
         return True
 
     def judged(self, round_: int) -> RoundDecision | None:
-        """Return what was said of a round of the batch that is gone through again; ``None`` where there is none.
+        """Return the decision on a round of the replayed batch; ``None`` without a replay.
 
         Raises:
             IntegrityError: The batch took fewer rounds.
@@ -313,13 +313,13 @@ class Decisions:
         return self.replayed.rounds[round_]
 
     def settle(self, decision: BatchDecision) -> None:
-        """Keep a decision, or compare it with the one of then.
+        """Keep a decision, or compare it with the earlier one.
 
         Raises:
-            IntegrityError: The batch has other prompts than it had.
-            OmniloadError: It cannot be kept.
+            IntegrityError: The batch has other prompts than before.
+            OmniloadError: The decision cannot be kept.
         """
-        # A replay compares only: what it would write is there already.
+        # A replay only compares, because the journal already has the decision.
         then = self.replayed
         if then is not None:
             if (then.digest, len(then.rounds)) != (decision.digest, len(decision.rounds)):
@@ -329,12 +329,12 @@ class Decisions:
                     "data has changed, or the state is of another run"
                 )
         elif self._journal is not None and self._writes:
-            # The journal is longer by this line: what is being read of it ends before.
+            # The journal is one line longer now; the read under way ends before that line.
             self._kept = None
             self._journal.append(decision)
 
     def forget(self) -> None:
-        """Look up what comes next anew: the sampler goes on elsewhere."""
+        """Forget the position in the journal, because the sampler continues elsewhere."""
         self._kept = None
 
     def _told(self, batch: int) -> Mapping[str, Any]:
@@ -346,7 +346,7 @@ class Decisions:
                 "omniload.open the run_dir of a run"
             )
         if self._kept is None or self._expected != batch:
-            # Then read on from where it stands: each batch would else go through the whole journal.
+            # The read then continues from there; otherwise each batch would read the whole journal.
             self._kept = self._journal.since(batch)
         found = next(self._kept, None)
         self._expected = batch + 1
@@ -354,7 +354,7 @@ class Decisions:
 
 
 def shown_by(decision: BatchDecision, names: Sequence[str]) -> dict[str, SourceRewards]:
-    """Return what the rounds of a batch showed of each source, by name, and count it for Prometheus."""
+    """Return the results of a batch's rounds for each source, by name, and count them for Prometheus."""
     found = {
         names[source]: SourceRewards(answers=told.answers, right=told.right)
         for source, told in decision.answers.items()

@@ -1,4 +1,4 @@
-"""Dynamic sampling: draws prompts, has them rolled out, and hands out groups worth a step, exactly so many.
+"""Dynamic sampling: draws prompts, has them rolled out, and hands out an exact number of useful groups.
 
 ::
 
@@ -62,7 +62,7 @@ from omniload.plan.groups.dealing import EVERYBODY
 __all__ = ["DynamicSampler", "PromptLoader", "Rollout", "RoundLimitError"]
 
 Rollout = Callable[[list[Prompt]], Any]
-"""From prompts to ``Rollouts``, or to rewards ``[N, G]`` alone."""
+"""Function from prompts to ``Rollouts``, or to rewards ``[N, G]`` alone."""
 
 
 class RoundLimitError(ConfigError):
@@ -70,14 +70,14 @@ class RoundLimitError(ConfigError):
 
 
 class PromptLoader(Protocol):
-    """What is asked of a ``Loader``."""
+    """The part of a ``Loader`` that the sampler uses."""
 
     source_names: tuple[str, ...]
     run_dir: Path | None
     num_ranks: int
     leads: bool
 
-    def next_batch(self) -> Any:  # noqa: ANN401 -- a TrainingBatch, or what has its step and pieces
+    def next_batch(self) -> Any:  # noqa: ANN401 -- a TrainingBatch, or an object with its step and pieces
         """Return the prompts of the next step, ``None`` when the data has ended."""
         ...
 
@@ -149,7 +149,7 @@ class DynamicSampler:
         )
         self._filler = Filler(filling=self._filling)
         journal = None if loader.run_dir is None else GroupJournal(loader.run_dir)
-        # Ranks along tp, pp and ep come to the same; one of them writes.
+        # Ranks along tp, pp and ep get the same results; one of them writes.
         self._writes = loader.leads and self._ranks.rank == 0
         self._rewards = RewardLog(loader.run_dir, 0) if loader.run_dir and self._writes else None
         self._decisions = Decisions(
@@ -159,25 +159,25 @@ class DynamicSampler:
         self._begin(())
 
     _held: dict[PromptKey, Group]
-    """Groups that this rank holds: those that it rolled out, and those that wait for the next batch."""
+    """Groups of this rank: those that it rolled out, and those that wait for the next batch."""
     _due: Command | None
-    """What is to be done next; none between two batches. A call that failed is taken up again there."""
-    # Kept over a failed call: the loader has moved on, and would not give it again.
+    """The next command; none between two batches. After a failed call, the sampler resumes there."""
+    # Kept after a failed call, because the loader has advanced and would not give the prompts again.
     _drawn: tuple[Any] | None
-    """Rows of prompts whose answers not all ranks know of yet: none of them where the data has ended."""
+    """Drawn rows of prompts whose answers not all ranks know yet, in a tuple; ``(None,)`` if the data has ended."""
     _made: GroupBatch | None
-    """A batch that its caller does not have yet, or never had."""
+    """A batch that the caller does not have yet; an interrupt may have kept it from the caller."""
 
     def _begin(self, held: Sequence[Group], made: GroupBatch | None = None) -> None:
         held_groups = {group.prompt.key: group for group in held}
-        # In one line: an interrupt, as Ctrl-C, comes before all of it or behind it.
+        # One statement, so that an interrupt such as Ctrl-C comes before all of it or after it.
         self._held, self._due, self._drawn, self._made = held_groups, None, None, made
 
     def _go_on(self, event: Event) -> None:
-        """Apply an event to the filler: whole, or where it is refused or interrupted not at all."""
+        """Apply an event to the filler, completely, or not at all if it is refused or interrupted."""
         filler = deepcopy(self._filler)
         due = filler.handle(event)
-        # In one line, too. As long as one rank may have failed, the same prompts are rolled out again.
+        # Also one statement. While a rank may have failed, the same prompts are rolled out again.
         self._filler, self._due, self._drawn = filler, due, None
 
     @property
@@ -235,7 +235,7 @@ class DynamicSampler:
         """Make the next batch, if there is one."""
         if self._due is None:
             self._decisions.replayed = None
-            # Looked up by all ranks or by none: it is an exchange, and the first rank reads for all.
+            # All ranks look it up, or none does: it is an exchange, and the first rank reads for all.
             if rollout is None and not self._decisions.find(self._filler.batch):
                 return
             self._require_fit()
@@ -248,7 +248,7 @@ class DynamicSampler:
                 case HandOut():
                     self._hand_out(self._due)
                 case GiveUp():
-                    # The same call, made again, draws on from here.
+                    # If the same call is made again, it continues to draw from here.
                     given_up, self._due = self._due, DrawPrompts()
                     at = self._filler.batch, self._filling.groups
                     raise RoundLimitError(too_few(given_up, *at, self._loader.source_names))
@@ -289,10 +289,10 @@ class DynamicSampler:
             StateError: It is not the state of a sampler, or is damaged.
         """
         found = SamplerState.of(state)
-        # First: what the loader refuses leaves the sampler where it stands.
+        # The loader comes first: if it refuses the state, the sampler stays where it is.
         self._loader.load_state_dict(found.loader)
         waiting = [
-            # Each rank has them from the state: none has to be sent to the rank that trains on it.
+            # Every rank has these groups from the state, so none must be sent to the rank that trains on it.
             Waiting(group.prompt.key, EVERYBODY, group.prompt.digest())
             for group in found.waiting
         ]
@@ -308,7 +308,7 @@ class DynamicSampler:
         self._begin(found.waiting)
 
     def _rolled_out(self, rollout: Rollout | None) -> Event:
-        """Draw a step, have its prompts rolled out, and return what all ranks report of theirs."""
+        """Draw a step, have its prompts rolled out, and return the reports of all ranks."""
         judged = self._decisions.judged(len(self._filler.rounds))
         if judged is None and rollout is None:
             raise StateError(
@@ -316,7 +316,7 @@ class DynamicSampler:
             )
 
         def report() -> Mapping[str, Any]:
-            # Drawn once: a call that is repeated, as its rollout failed, goes on with these prompts.
+            # Drawn once: if the rollout fails and the call is repeated, it continues with these prompts.
             if self._drawn is None:
                 self._drawn = (self._loader.next_batch(),)
             (rows,) = self._drawn
@@ -334,13 +334,13 @@ class DynamicSampler:
         return event_of(self._json_exchange.gather(kind, self._filler.batch, report), judged)
 
     def _forget_left_out(self) -> None:
-        """Hold no group that is left out: answers are long."""
+        """Drop the groups that are left out, because answers are long."""
         if isinstance(self._due, DrawPrompts):
             waiting = {group.key for group in self._filler.waiting}
             self._held = {key: group for key, group in self._held.items() if key in waiting}
 
     def _require_fit(self) -> None:
-        """Refuse ranks that have changed, and groups that a replay left without rewards."""
+        """Refuse changed ranks, and groups that a replay left without rewards."""
         if self._loader.num_ranks != self._ranks.size:
             raise ConfigError(
                 f"the loader is of {self._loader.num_ranks} ranks now, and the sampler of {self._ranks.size}; make "
@@ -354,14 +354,15 @@ class DynamicSampler:
             )
 
     def _hand_out(self, due: HandOut) -> None:
-        """Keep the decision, send groups where they are trained on, and make a batch of those of this rank."""
+        """Keep the decision, send groups to the ranks that train on them, and make a batch of this rank's groups."""
         me, decision = self._ranks.rank, due.decision
-        # Groups move between ranks: ranks train on even shares, and roll out uneven numbers of groups worth a step.
+        # Groups move between ranks because ranks train on even shares, but roll out uneven numbers of useful groups.
         going = [
             group for group, rank in zip(due.groups, due.ranks, strict=True) if group.owner != rank
         ]
-        # One exchange for both: behind it the decision is durable, so that no group is trained on before.
-        # Groups that wait go to everybody: each rank's state holds them, and any number of ranks may go on with it.
+        # One exchange serves both purposes: after it, the decision is durable, and no group is trained on earlier.
+        # Waiting groups are sent to every rank, because each rank's state contains them and any number of ranks may
+        # continue from it.
         sent = *going, *due.carried
         self._pass_on(sent, decision.digest, lambda: self._decisions.settle(decision))
         if self._decisions.replayed is None and self._writes:
@@ -381,13 +382,13 @@ class DynamicSampler:
         self._begin([self._held[group.key] for group in due.carried], made)
 
     def _note(self, decision: BatchDecision) -> None:
-        """Note what the rounds of a batch showed, for policies and figures."""
+        """Note the results of a batch's rounds, for policies and figures."""
         found = shown_by(decision, self._loader.source_names)
         if self._rewards is not None and decision.rounds:
             self._rewards.add(decision.rounds[-1].step, found)
 
     def _pass_on(self, groups: Sequence[Waiting], digest: str, settle: Callable[[], None]) -> None:
-        """Have every rank hold groups, once each rank has settled what is to be before."""
+        """Exchange the groups of ranks, once each rank has made its decision durable."""
         me, batch = self._ranks.rank, self.next_batch_number
 
         def part() -> Mapping[str, Any]:

@@ -37,14 +37,14 @@ __all__ = [
 _LIMIT = 1 << 62
 _VERSION = 1
 _SHOWN = 8
-"""Sources that a message names."""
+"""Most sources named in a message."""
 
 
 def _no_scores() -> NDArray[np.float32]:
     return np.empty(0, np.float32)
 
 
-# Compared by identity: an array in a comparison that is made for a dataclass has no one truth.
+# Compared by identity, because the comparison of arrays in a dataclass's ``__eq__`` has no single truth value.
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prompt:
     """A document for which answers are generated."""
@@ -63,7 +63,7 @@ class Prompt:
 
     def digest(self) -> str:
         """Return a digest of its tokens."""
-        # Of one byte order, whatever the host's: digests of ranks are compared.
+        # In a fixed byte order, whatever the host's, because digests of ranks are compared.
         data = np.ascontiguousarray(self.tokens, "<i4").tobytes()
         return hashlib.blake2b(data, digest_size=8).hexdigest()
 
@@ -140,10 +140,10 @@ def prompts_of(rows: PackedRows, names: Sequence[str]) -> list[Prompt]:
 
 
 def groups_of(prompts: Sequence[Prompt], given: object) -> list[Group]:
-    """Return the prompts with what a rollout gave for them.
+    """Return the prompts with their rollout's results.
 
     Raises:
-        ConfigError: Rewards or answers are not of these prompts.
+        ConfigError: Rewards or answers do not fit these prompts.
     """
     rollouts = given if isinstance(given, Rollouts) else Rollouts(rewards=given)
     rewards_NG = checked_rewards(rollouts.rewards, len(prompts))
@@ -175,7 +175,7 @@ def _token_ids(answer: Any) -> NDArray[np.int64]:  # noqa: ANN401
         found = np.asarray(held)
     except ValueError as error:
         raise ConfigError(f"an answer is no sequence of token ids ({error!s:.80})") from error
-    # An empty list is an array of floats: no token has a type then.
+    # An empty list becomes an array of floats: without a token it has no type.
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
         raise ConfigError(
             f"an answer has shape {list(found.shape)} of {found.dtype}; give token ids, [T] of integers, without "
@@ -199,12 +199,12 @@ def group_json(group: Group) -> JsonObject:
 
 
 def group_from(found: Any) -> Group:  # noqa: ANN401 -- JSON of another process
-    """Return the group that ``group_json`` made JSON of.
+    """Return the group that ``group_json`` has written.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The object is no group.
         KeyError: A part is missing.
-        TypeError: A part is of another type.
+        TypeError: A part has the wrong type.
     """
     source, key, rewards, answers = (found[n] for n in ("source", "key", "rewards", "answers"))
     if not isinstance(source, str) or len(key) != 3:
@@ -213,7 +213,7 @@ def group_from(found: Any) -> Group:  # noqa: ANN401 -- JSON of another process
     held = None
     if rewards is not None:
         held = np.asarray(rewards, np.float64)
-        # One answer differs from none, and no advantage follows from it.
+        # A single answer differs from no other, and yields no advantage.
         if held.ndim != 1 or len(held) < 2 or not np.isfinite(held).all():
             raise ValueError(f"rewards {rewards!r:.80} of a group")
     if answers is not None and (held is None or len(answers) != len(held)):
@@ -244,20 +244,20 @@ def _integers(found: Any, dtype: type[np.integer[Any]]) -> NDArray[Any]:  # noqa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerState:
-    """Where a sampler stands between two batches: the same on every rank, for any number of them."""
+    """Position of a sampler between two batches: the same on every rank, for any number of ranks."""
 
     batch: int
-    """The batch that comes next."""
+    """The next batch."""
     waiting: tuple[Group, ...]
     counts: Mapping[int, GroupCounts]
     rounds: tuple[RoundDecision, ...]
-    """Of a batch that the end of the data left half full."""
+    """Rounds of a batch that the end of the data left half full."""
     answers: Mapping[int, Answers]
-    """Of those rounds, by number of the source."""
+    """Answers of those rounds, by number of the source."""
     loader: JsonObject
 
     def as_json(self) -> JsonObject:
-        """Return it as plain JSON, with a digest of itself."""
+        """Return the state as plain JSON, with a digest of itself."""
         return sealed(
             {
                 "version": _VERSION,
@@ -275,7 +275,7 @@ class SamplerState:
         """Read a state.
 
         Raises:
-            StateError: It is none, of another version, or damaged.
+            StateError: The object is no sampler's state, is of another version, or is damaged.
         """
         if not isinstance(state, Mapping):
             raise StateError(
@@ -307,7 +307,7 @@ class SamplerState:
         return found
 
     def require_whole(self) -> None:
-        """Refuse counts that are not of the groups.
+        """Refuse counts that do not match the groups.
 
         Raises:
             ValueError: A group waits twice, or is not counted.
@@ -333,7 +333,7 @@ def _shown(keys: Sequence[object]) -> str:
 
 
 def too_few(found: GiveUp, batch: int, groups: int, names: Sequence[str]) -> str:
-    """Return what is said of rounds that gave too few of the ``groups`` of a batch."""
+    """Return the message about rounds that gave too few of the ``groups`` of a batch."""
     sources = "; ".join(
         f"{names[number]}: of {counts.drawn} all right {counts.all_right}, all wrong {counts.all_wrong}"
         for number, counts in sorted(found.counts.items())[:_SHOWN]
