@@ -1,1 +1,1 @@
-"""The verbs of ``omniload mix``, one module each; what they decide is decided below them."""
+"""The verbs of ``omniload mix``, one module each; the packages below them decide, and commands only ask and print."""

@@ -1,4 +1,4 @@
-"""``omniload mix bench``: the data plane alone, with nobody training."""
+"""``omniload mix bench``: the data plane alone, without training."""
 
 import resource
 import time
@@ -31,24 +31,24 @@ __all__ = ["bench"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measured:
-    """What a bench found."""
+    """Measurements of a bench."""
 
     runtime: str
     ranks: int
     steps: int
-    """Steps timed; the first, which waits for every source to be opened, is not among them."""
+    """Number of timed steps. The first step is not timed, because it waits until every source is open."""
     tokens: int
     seconds: float
     first_batch_s: float
-    """From the start of the data plane to the first batch."""
+    """Seconds from the start of the data plane to the first batch."""
     waits_s: tuple[float, ...]
-    """Longest wait of a rank, step by step."""
+    """Longest wait of a rank, for each step."""
     imbalances: tuple[float, ...]
     bounds: tuple[float, ...]
     microbatches: tuple[tuple[float, float], ...]
-    """Heaviest microbatch over the mean, and the least that it can be."""
+    """Cost of the heaviest microbatch over the mean, and the bound of that figure, for each step."""
     peak_memory_bytes: int
-    """Most memory of this process."""
+    """Peak memory of this process."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -112,7 +112,7 @@ def _measure(spec: PlaneSpec, steps: int, dp: int) -> _Measured:
         first_batch_s = timed_from_s = 0.0
         for step in range(steps):
             batches = [client.next_batch() for client in clients]
-            # Any of them: tokens and balance are the whole step's, on every rank.
+            # Any rank's batch will do: tokens and balance are those of the whole step on every rank.
             batch = batches[0]
             if batch is None:
                 break
@@ -143,7 +143,7 @@ def _measure(spec: PlaneSpec, steps: int, dp: int) -> _Measured:
         imbalances=tuple(imbalances),
         bounds=tuple(bounds),
         microbatches=tuple(microbatches),
-        # Linux counts it in KiB.
+        # Linux counts the peak memory in KiB.
         peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
     )
 

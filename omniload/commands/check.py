@@ -1,4 +1,4 @@
-"""``omniload mix check``: is the file valid, and is what it names there?"""
+"""``omniload mix check``: whether a mix file is valid, and whether everything it names exists."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -66,41 +66,41 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fullness:
-    """What is kept of a source."""
+    """Tokens of a source that are cached."""
 
     source: str
-    """Its name."""
+    """Name of the source."""
     units: int
-    """Units that hold records and whose tokens are kept once they are made; 0 where they never are."""
+    """Units that contain records and whose tokens are cached once they are made; 0 if they never are."""
     kept: int
-    """Units of which something is kept; whether it can be believed shows when it is read."""
+    """Units with cached tokens; only a read shows whether the tokens are valid."""
     why: str
-    """Why tokens of the source are not kept; empty where they are."""
+    """Why tokens of the source are not cached; empty if they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _KeptShards:
-    """What a shard cache holds on this machine."""
+    """Content of a shard cache on this machine."""
 
     path: str
-    """The folder."""
+    """Folder of the cache."""
     limit: int
-    """Most bytes that it takes."""
+    """Most bytes that the cache takes."""
     held: int
-    """Bytes that it takes now, for this mix and others."""
+    """Bytes that the cache takes now, for this mix and others."""
     shards: int
-    """Shards of stores that may be kept."""
+    """Shards on stores that may be cached."""
     kept: int
-    """Those of which something is kept."""
+    """Shards of which a part is cached."""
     size_bytes: int
-    """Bytes of all that may be kept."""
+    """Bytes of all shards that may be cached."""
     kept_bytes: int
-    """Bytes of them that are kept; whether they are sound shows when they are read."""
+    """Bytes of them that are cached; only a read shows whether they are sound."""
     never: dict[str, str]
-    """Sources with shards in stores that are never kept, and why."""
+    """Sources with shards on stores that are never cached, and why."""
 
     def said(self) -> str:
-        """Return it as a line."""
+        """Return the content as a line."""
         left = "".join(
             f"; never of {name} ({why})" for name, why in list(self.never.items())[:_NAMED]
         )
@@ -140,7 +140,7 @@ def check(
     """  # noqa: D301 -- click's own marker
     spec = open_spec(file, dp=dp, cache_dir=cache_dir, all_faults=all_faults or as_json)
     mix = spec.mix
-    # Ahead of the sources, which may take minutes: a store that does not exist is told at once.
+    # This comes before the sources, which may take minutes, so that a missing store is reported immediately.
     doubts = _look_for_places(mix, spec.base_dir, lambda said, *at: with_line(said, at, file))
     found = find_sources(spec, file, sources_in_silence(mix, store_timeout, file))
     warnings = _warnings(mix, found, doubts, file)
@@ -183,7 +183,7 @@ def check(
 def _warnings(
     mix: MixConfig, found: Sequence[FoundSource], places: Sequence[str], file: Path
 ) -> list[str]:
-    """Return what may be wrong with a mix, behind what may be with places beside its sources."""
+    """Return warnings about a mix; those about places other than its sources come first."""
     doubts = [*places]
     doubts += [
         with_line(said, key_of_message(said, source.name), file)
@@ -203,21 +203,21 @@ def _warnings(
 
 
 def _look_for_places(mix: MixConfig, base_dir: Path, said_of: Callable[..., str]) -> list[str]:
-    """Look for what a mix names beside its sources: stores, folders, interfaces.
+    """Look for the places that a mix names in addition to its sources: stores, folders and interfaces.
 
-    A store that does not exist is a fault of the file. What is another on every host, or may answer later, is
-    told as a warning: the file may be right for the hosts that the run will have.
+    A store that does not exist is a fault of the file. A place that differs on each host, or that may answer later,
+    only causes a warning, because the file may be right for the hosts of the run.
 
     Args:
         mix: The mix.
         base_dir: Folder that relative paths start at.
-        said_of: Puts the file and the line of a key ahead of what is said of it.
+        said_of: Puts the file and the line of a key before a message.
 
     Returns:
-        What may be wrong, a sentence each.
+        Warnings, one sentence each.
 
     Raises:
-        OmniloadError: What is wrong wherever the run is; all of it.
+        OmniloadError: All faults that exist wherever the run is.
     """
     warnings: list[str] = []
     if url := mix.runtime.journal:
@@ -227,14 +227,14 @@ def _look_for_places(mix: MixConfig, base_dir: Path, said_of: Callable[..., str]
         except UnavailableError as error:
             warnings.append(said_of(f"runtime.journal: does not answer now: {error}", *at))
         except OmniloadError as error:
-            # Of whatever class: what is to be changed is the file that is checked.
+            # Whatever the class of the error, the checked file must be changed.
             raise ConfigError(said_of(f"runtime.journal: {error}", *at)) from error
     for key in ("bind", "metrics_bind"):
         bind = str(getattr(mix.runtime, key))
-        # Set by torchrun: auto is the interface that leads there.
+        # torchrun sets this variable; auto means the interface that leads to its address.
         toward = os.environ.get("MASTER_ADDR")
         if bind == "auto" and not toward:
-            continue  # the launcher of the run sets it
+            continue  # the launcher of the run sets the variable
         try:
             listening_address(bind, setting=f"runtime.{key}", toward=toward)
         except ConfigError as error:
@@ -242,7 +242,7 @@ def _look_for_places(mix: MixConfig, base_dir: Path, said_of: Callable[..., str]
             warnings.append(said_of(said, "runtime", key))
     if (shards := shard_cache_of(mix.loader.shard_cache, base_dir)) is not None:
         try:
-            with suppress(FileNotFoundError):  # a run makes it
+            with suppress(FileNotFoundError):  # a run creates the folder
                 shards.directory.require_ours()
         except (OmniloadError, OSError) as error:
             found = (
@@ -260,7 +260,7 @@ def _look_for_places(mix: MixConfig, base_dir: Path, said_of: Callable[..., str]
 
 
 def _not_kept(mix: MixConfig, base_dir: Path) -> Iterator[str]:
-    """Say that no tokens can be kept in the folder that is to keep them, or where a run would make it."""
+    """Yield a warning if tokens cannot be kept in the folder of the token cache, or where a run would create it."""
     cache = mix.loader.token_cache
     if cache is None or cache.is_url:
         return
@@ -274,7 +274,7 @@ def _not_kept(mix: MixConfig, base_dir: Path) -> Iterator[str]:
 
 
 def _said_of_tokens(tokens: Sequence[_Fullness]) -> str:
-    """Say how much of the sources a token cache holds, and of which it holds nothing, ever."""
+    """Return how much of the sources a token cache contains, and for which sources it never contains anything."""
     units, kept = sum(each.units for each in tokens), sum(each.kept for each in tokens)
     never = [f"{each.source} ({each.why})" for each in tokens if each.why]
     left = f"; never of {', '.join(never[:_NAMED])}" if never else ""
@@ -283,8 +283,9 @@ def _said_of_tokens(tokens: Sequence[_Fullness]) -> str:
 
 
 def _sizes(mix: MixConfig, found: Sequence[FoundSource]) -> SourceSizes:
-    # Where the first records give no token, nothing is known; the largest of the others, or a row, warns of nothing. Or
-    # a byte for a token: the first record may be longer than what is read of it, and the source a few such ones.
+    # If the first records give no token, the number per record is unknown, and the largest of the other sources, or a
+    # row, causes no warning. Or a byte counts as a token, because the first record may be longer than the part that is
+    # read of it, and the source may consist of a few such records.
     unknown = max(source.tokens_per_record for source in found) or float(mix.pack.length)
     return SourceSizes.of(
         mix,
@@ -314,7 +315,7 @@ def _sources_table(found: Sequence[FoundSource]) -> Table:
 def _fullness_of_mix(
     mix: MixConfig, *, base_dir: Path, cache_dir: Path | None
 ) -> list[_Fullness] | None:
-    """Return how full the token cache of a mix is, by source; ``None`` where the mix has none.
+    """Return how full the token cache of a mix is, by source; ``None`` if the mix has none.
 
     Raises:
         ConfigError: The key file is missing, or the store cannot be opened.
@@ -327,10 +328,10 @@ def _fullness_of_mix(
 
 
 def _shards_kept(mix: MixConfig, base_dir: Path) -> _KeptShards | None:
-    """Return what is kept of the shards of a mix on this machine; ``None`` where it keeps none.
+    """Return the shards of a mix that are cached on this machine; ``None`` if it caches none.
 
     Raises:
-        OmniloadError: As for ``shards_of``.
+        OmniloadError: See ``shards_of``.
     """
     cache = shard_cache_of(mix.loader.shard_cache, base_dir)
     if cache is None:
@@ -358,7 +359,7 @@ def _shards_kept(mix: MixConfig, base_dir: Path) -> _KeptShards | None:
         shards=len(sizes),
         kept=sum(kept > 0 for _, kept in sizes),
         size_bytes=sum(size for size, _ in sizes),
-        # The last page of a shard is taken whole.
+        # The last page of a shard counts in full.
         kept_bytes=sum(min(each) for each in sizes),
         never=never,
     )

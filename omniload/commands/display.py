@@ -1,4 +1,4 @@
-"""How commands speak: tables and bars on standard output, progress on standard error."""
+"""Output of commands: tables and bars on standard output, progress on standard error."""
 
 import time
 from bisect import bisect_right
@@ -38,9 +38,9 @@ __all__ = [
 ]
 
 Cell: TypeAlias = str | Text
-"""What a table holds; text as it is, never markup."""
+"""Content of a table's cell; text is shown as it is, never as markup."""
 Column: TypeAlias = tuple[str, bool]
-"""Heading of a column, and whether it holds numbers."""
+"""Heading of a column, and whether the column contains numbers."""
 
 _FIRST_LINE_S = 10.0
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "bright_cyan", "bright_green")
@@ -50,10 +50,10 @@ _WIDTH_WITHOUT_TERMINAL = 120
 
 def output() -> Console:
     """Return the console of standard output; lines in a pipe are 120 wide."""
-    # Without highlighting: rich colours whatever looks like a number, a path or a URL in names of sources.
+    # Highlighting is off because rich colours whatever looks like a number, a path or a URL in names of sources.
     console = Console(highlight=False)
     if not console.is_terminal:
-        # By itself rich takes 80 columns here, and folds what grep is to find on one line.
+        # In a pipe, rich would use 80 columns, and fold lines that grep is to find whole.
         console = Console(highlight=False, width=_WIDTH_WITHOUT_TERMINAL)
     return console
 
@@ -61,20 +61,20 @@ def output() -> Console:
 def emit_json(value: object) -> None:
     r"""Print a value as JSON; numpy's arrays and numbers are fine.
 
-    Names of files that are not UTF-8 are in it as tables show them: ``\udcff`` stands for the byte 255.
+    Names of files that are not UTF-8 appear as in tables: ``\udcff`` stands for the byte 255.
     """
     option = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY
     try:
         text = orjson.dumps(value, option=option)
     except orjson.JSONEncodeError:
-        # Python has such bytes as lone surrogates, which are no text of JSON's. What else JSON cannot say stays as it
-        # is, and is refused once more.
+        # Python represents such bytes as lone surrogates, which JSON text cannot contain. Any other value that JSON
+        # cannot represent stays as it is, and is refused again.
         text = orjson.dumps(_spelt_out(value), option=option)
     click.echo(text.decode())
 
 
 def _spelt_out(value: object) -> object:
-    """Return a value with the surrogates in its texts spelt out, however deep they are."""
+    """Return a value with the surrogates in its texts spelt out, at any depth."""
     match value:
         case str():
             return value.encode(errors="backslashreplace").decode()
@@ -83,7 +83,7 @@ def _spelt_out(value: object) -> object:
         case list() | tuple():
             return [_spelt_out(inner) for inner in value]
         case _ if is_dataclass(value) and not isinstance(value, type):
-            # Those that orjson shows itself: none that begins with an underscore.
+            # Only the fields that orjson would show: none that begins with an underscore.
             shown = [each.name for each in fields(value) if not each.name.startswith("_")]
             return {name: _spelt_out(getattr(value, name)) for name in shown}
         case _:
@@ -91,13 +91,13 @@ def _spelt_out(value: object) -> object:
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """Print a sentence; it is broken by the terminal, never by us, so that paths can be copied."""
+    """Print a sentence; only the terminal breaks its lines, so that paths can be copied."""
     console.print(Text(message_text(text), style), soft_wrap=True)
 
 
 @contextmanager
 def progress(what: str, total: float) -> Iterator[Callable[[float], None]]:
-    """Show how far long work is on standard error; call the value with the amount just done."""
+    """Show the progress of long work on standard error; call the value with the amount just done."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lines_of(what, total, partial(click.echo, err=True), time.monotonic)
@@ -111,12 +111,12 @@ def progress(what: str, total: float) -> Iterator[Callable[[float], None]]:
 def lines_of(
     what: str, total: float, echo: Callable[[str], object], now_s: Callable[[], float]
 ) -> Callable[[float], None]:
-    """Return what says how far work is in a log: a line after ten seconds, and whenever twice as many went by.
+    """Return a function that logs the progress of work: a line after ten seconds, and at each doubling of the time.
 
     Args:
         what: The work.
-        total: Of it.
-        echo: Is given each line.
+        total: Amount of the work.
+        echo: Receives each line.
         now_s: The clock.
     """
     began_s, done, next_s = now_s(), 0.0, _FIRST_LINE_S
@@ -134,11 +134,10 @@ def lines_of(
 
 def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> Table:
     """Lay out a table; strings are shown as they are, never as markup."""
-    # As texts: of a title or a heading that is a string, rich would take [...] for markup, and diff heads its
-    # columns with paths.
+    # As ``Text``: in a plain string, rich would take [...] for markup, and ``diff`` has paths in its headings.
     laid = Table(title=Text(message_text(title), "bold"), title_justify="left", header_style="dim")
     for heading, numeric in columns:
-        # Folded, not cut: a path or a name that ends in dots cannot be copied.
+        # Folded and not cut, because a path or a name that ends in dots cannot be copied.
         laid.add_column(
             Text(message_text(heading)), justify="right" if numeric else "left", overflow="fold"
         )
@@ -155,12 +154,12 @@ def colour_of(source: int) -> str:
 
 
 def shows_colours(console: Console) -> bool:
-    """Whether what differs by colour alone can be told apart: not in a pipe or a file, nor under ``NO_COLOR``."""
+    """Whether colours can be distinguished: not in a pipe or a file, nor under ``NO_COLOR``."""
     return console.color_system is not None and not console.no_color
 
 
 def letter_of(source: int) -> str:
-    """Return what stands for a source, by its number, where there are no colours."""
+    """Return the letter that stands for a source, by its number, if there are no colours."""
     return chr(ord("A") + source % 26)
 
 
@@ -172,13 +171,13 @@ def bar(part: float, width: int) -> str:
 
 
 def stacked_bar(parts: Sequence[float], width: int) -> Text:
-    """Draw parts of 1 end to end in the colours of their sources; what is above 0 shows at least a sliver."""
+    """Draw parts of 1 end to end in the colours of their sources; each part above 0 shows at least a sliver."""
     # The ends are rounded, not the lengths, whose errors would add up to a bar that is too long or too short.
     ends = [round(end * width) for end in accumulate(parts)]
     drawn = Text()
     for source, (start, end) in enumerate(pairwise([0, *ends])):
         drawn.append("█" * (end - start), colour_of(source))
-    # Of a bar that rounds to nothing the largest part is shown: no bar would mean that there is none.
+    # If a bar rounds to nothing, its largest part is shown, because no bar would mean that there is no part.
     if not drawn and any(parts):
         drawn.append(_EIGHTHS[1], colour_of(max(range(len(parts)), key=parts.__getitem__)))
     return drawn
@@ -194,14 +193,14 @@ def row_bar(
 ) -> Text:
     """Draw a row of documents: a colour for each source, two shades for neighbours, dots for padding.
 
-    Without colours a letter stands for each source, and a small one for every other document.
+    Without colours, a letter stands for each source, in lower case for every other document.
 
     Args:
         lengths_D: Tokens of each document of the row, in order.
-        sources_D: Number of the source of each.
+        sources_D: Number of each document's source.
         capacity: Tokens in the row.
         width: Cells to draw; each shows the document at its middle.
-        in_colour: Whether colours are shown where this is printed.
+        in_colour: Whether the output shows colours.
     """
     ends_D = list(accumulate(lengths_D))
     drawn = Text()

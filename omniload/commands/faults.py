@@ -1,4 +1,4 @@
-"""Faults of a mix file as a user is told them: behind the line to change, and all of them at once; and doubts."""
+"""Faults of a mix file as messages for the user, each with the line to change and all at once; and warnings."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -51,24 +51,24 @@ __all__ = [
 FIRST_RECORDS = 64
 """Records of a source whose tokens are counted."""
 _MANY_CUT = 0.1
-"""Part of the first conversations that may be cut: a few long ones are in most sets, and meant to be."""
+"""Part of the first conversations that may be cut: most data sets have a few long ones on purpose."""
 
 _NAMED = 3
-"""Sources that a message names."""
+"""Sources named in a message."""
 _GRAVITY = (IntegrityError, ConfigError, StateError, UnavailableError, OmniloadError)
-"""Errors of which the first is the least likely to go away by itself."""
+"""Classes of errors, those that are least likely to go away by themselves first."""
 
 Found = TypeVar("Found")
 
 
 def with_line(said: str, at: Sequence[str], file: Path | None) -> str:
-    """Put the file and the line of a key ahead of what is said of it."""
+    """Put the file and the line of a key before a message."""
     line = None if file is None else line_of(file, *at)
     return said if line is None else f"{file}:{line}: {said}"
 
 
 def key_of_message(said: str, source: str) -> tuple[str, ...]:
-    """Return the key of the mix file that is to be changed, which a message on a source begins with."""
+    """Return the key of the mix file that must be changed, which begins a message about a source."""
     key = f"sources.{source}"
     below = said.removeprefix(f"{key}.").partition(":")[0] if said.startswith(f"{key}.") else ""
     return ("sources", source, below) if below.isidentifier() else ("sources", source)
@@ -77,20 +77,20 @@ def key_of_message(said: str, source: str) -> tuple[str, ...]:
 def of_source(
     result: Found | OmniloadError, source: str, file: Path | None
 ) -> Found | OmniloadError:
-    """Say of an error whose source it is, where its message names a file only, and the line of the key to change."""
+    """Add to an error the source it belongs to, if its message names only a file, and the line of the key to change."""
     if not isinstance(result, OmniloadError):
         return result
     key, said = f"sources.{source}", str(result)
     if key not in said:
         said = f"{key}: {said}"
     named = type(result)(with_line(said, key_of_message(said, source), file))
-    # Its cause stays at hand: a fault of the tokenizer, which many sources raise, is known by it and told once.
+    # The cause is kept, because it identifies a fault of the tokenizer, which many sources raise but is reported once.
     named.__cause__ = result
     return named
 
 
 def outcome_of(check: Callable[[], Found], file: Path | None = None) -> Found | OmniloadError:
-    """Return what ``check`` returns, or the error it raises: behind the line in ``file`` of the key it begins with."""
+    """Return the result of ``check``, or its error, prefixed with the line in ``file`` of the key it begins with."""
     try:
         return check()
     except OmniloadError as error:
@@ -99,9 +99,9 @@ def outcome_of(check: Callable[[], Found], file: Path | None = None) -> Found | 
 
 
 def raise_together(errors: Sequence[OmniloadError]) -> None:
-    """Raise what was found wrong as one error, each message on a line of its own.
+    """Raise all faults as one error, with each message on a line of its own.
 
-    Its class is that of the error that is least likely to go away by itself.
+    The class of the error is the one that is least likely to go away by itself.
     """
     if not errors:
         return
@@ -112,11 +112,11 @@ def raise_together(errors: Sequence[OmniloadError]) -> None:
 
 
 def sources_in_silence(mix: MixConfig, limit_s: float, file: Path) -> dict[str, OmniloadError]:
-    """Ask every store of a mix, and return what is said of each source whose store gave no answer.
+    """Ask every store of a mix, and return an error for each source whose store did not answer.
 
     Args:
         mix: The mix.
-        limit_s: Seconds that each has, all of them at once.
+        limit_s: Seconds that the stores have, all at the same time.
         file: The mix file, for messages.
     """
     patterns = {name: source.paths for name, source in mix.sources.items()}
@@ -128,14 +128,14 @@ def sources_in_silence(mix: MixConfig, limit_s: float, file: Path) -> dict[str, 
             f"sources.{first}.path: {store} gave no answer within {limit_s:g} s{more}; see whether it can be reached "
             "from here, or give it longer: --store-timeout 5m"
         )
-        # The same one of all its sources: a store is told once.
+        # All sources of a store share the error, so that the store is reported once.
         error = UnavailableError(with_line(said, ("sources", first, "path"), file))
         found |= dict.fromkeys((first, *others), error)
     return found
 
 
 def held_out_of_nothing(mix: MixConfig, found: Sequence[FoundSource]) -> list[str]:
-    """Say which splits hold out less than one record of all sources: an evaluation on them would end at once."""
+    """Return warnings of splits that hold out less than one record in total, so that an evaluation has no data."""
     said = []
     for split in mix.splits:
         shares = [(share_of(mix.sources[each.name].splits or {}, split), each) for each in found]
@@ -149,7 +149,7 @@ def held_out_of_nothing(mix: MixConfig, found: Sequence[FoundSource]) -> list[st
 
 
 def bears_none(mix: MixConfig, found: Sequence[FoundSource]) -> Iterator[tuple[str, str]]:
-    """Say of which sources a percentage of bad records is less than one: the first would end a run."""
+    """Yield sources whose allowed percentage of bad records is less than one record: the first one would end a run."""
     for each in found:
         on_error = mix.sources[each.name].on_error
         is_none = isinstance(on_error.limit, str) and not on_error.most_of(each.records)
@@ -162,7 +162,7 @@ def bears_none(mix: MixConfig, found: Sequence[FoundSource]) -> Iterator[tuple[s
 
 
 def read_alike(mix: MixConfig) -> Iterator[tuple[str, str]]:
-    """Say of which sources all that is said stands of an earlier one: as a line that was copied, and not changed."""
+    """Yield sources with the same settings as an earlier source, like a line that was copied but not changed."""
     firsts: dict[str, str] = {}
     for name in mix.names:
         first = firsts.setdefault(mix.sources[name].model_dump_json(), name)
@@ -175,7 +175,7 @@ def read_alike(mix: MixConfig) -> Iterator[tuple[str, str]]:
 
 
 def said_of_dropped(mix: MixConfig, found: Sequence[FoundSource], file: Path) -> str:
-    """Say how many first records are left out as they are longer than a row; empty where no source leaves such out."""
+    """Return how many first records are left out because they exceed a row; empty if no source leaves such out."""
     drops = [
         each
         for each, overlong in zip(found, mix.overlong_S, strict=True)
@@ -197,8 +197,8 @@ def said_of_dropped(mix: MixConfig, found: Sequence[FoundSource], file: Path) ->
 
 
 def joined_without_an_end(mix: MixConfig) -> Iterator[str]:
-    """Yield what a model cannot see: where one joined text ends and the next begins."""
-    # Of bytes there is always one; of conversations the template has its own. A beginning shows it as well.
+    """Yield a warning if a model cannot see where one joined text ends and the next begins."""
+    # The byte tokenizer always has an end, and templates of conversations have their own. A begin token also works.
     around = [getattr(mix.tokenizer, key, "") for key in ("begin_of_document", "end_of_document")]
     if mix.tokenizer is None or any(token is not None for token in around):
         return
@@ -220,7 +220,7 @@ def joined_without_an_end(mix: MixConfig) -> Iterator[str]:
 
 
 def _writes_its_own_ends(source: SourceConfig) -> bool:
-    """Whether a template says how what a source holds begins and ends."""
+    """Whether a template decides how the samples of a source begin and end."""
     encoding = encoding_of(source.transforms)
     if isinstance(encoding, CompletionTransform | PreferenceTransform):
         return encoding.form == "chat"
@@ -228,7 +228,7 @@ def _writes_its_own_ends(source: SourceConfig) -> bool:
 
 
 def begun_elsewhere(mix: MixConfig, tokenizer: Tokenizer | None) -> Iterator[str]:
-    """Yield that texts begin with nothing where their tokenizer, as transformers uses it, begins each with a token."""
+    """Yield a warning if texts lack the token with which their tokenizer, in transformers, begins each text."""
     token = getattr(tokenizer, "begins_elsewhere_with", "")
     if not token or tokenizer is None or tokenizer.begin_of_document_id is not None:
         return
@@ -254,18 +254,18 @@ def why_nothing(
     records: int,
     gives_any: Callable[[], bool] | None = None,
 ) -> str:
-    """Return why a source may give nothing, by its first records; nothing where they give something.
+    """Return why a source may give no samples, from its first records; empty if these give some.
 
     Args:
         mix: The mix.
         name: Name of the source.
-        first: Its first records.
-        lengths_N: Tokens of each of those; ``None``: not known.
-        records: Records that it has.
-        gives_any: Reads all of them, and tells whether one gives a sample; ``None`` where they are too many.
+        first: First records of the source.
+        lengths_N: Tokens of each first record; ``None`` if unknown.
+        records: Number of records in the source.
+        gives_any: Reads all records, and returns whether one gives a sample; ``None`` if they are too many.
 
     Raises:
-        ConfigError: They are all that it has, or no other gives anything either.
+        ConfigError: The first records are all records of the source, or no other record gives a sample either.
     """
     source, key, tried = mix.sources[name], f"sources.{name}", len(first.column)
     why = remedy = ""
@@ -274,7 +274,7 @@ def why_nothing(
         key, why = f"{key}.where", "meets its conditions"
         remedy = "correct them, or remove the source"
     elif lengths_N is None or not len(lengths_N) or source.images_transform is not None:
-        pass  # not known: images are tokens too
+        pass  # unknown, because images are tokens too
     elif not lengths_N.any():
         tried = tried if len(lengths_N) < FIRST_RECORDS else len(lengths_N)
         key, why = f"{key}.transforms" if source.transforms else key, "gives a token"
@@ -304,10 +304,10 @@ def why_nothing(
 def _of_first(
     key: str, first: str, records: int, why: str, gives_any: Callable[[], bool] | None
 ) -> str:
-    """Return the doubt that no record of a source gives anything as none of its first does.
+    """Return the warning that no record of a source may give a sample because none of the first does.
 
     Raises:
-        ConfigError: None of all gives anything.
+        ConfigError: None of all records gives a sample.
     """
     if gives_any is None:
         return f"{key}: none {first} of {records:,} {why}, unless others stand further on"
@@ -319,12 +319,12 @@ def _of_first(
 def doubt_of_lengths(
     mix: MixConfig, config: SourceConfig, lengths_N: NDArray[np.integer[Any]] | None
 ) -> str:
-    """Say what becomes of first records that are longer than a row; empty where that is likely meant.
+    """Return what happens to first records that are longer than a row; empty if that is likely intended.
 
     Args:
         mix: The mix.
         config: The source.
-        lengths_N: Tokens of each of its first records; ``None``: not known.
+        lengths_N: Tokens of each first record; ``None`` if unknown.
     """
     if lengths_N is None or config.concat_transform is not None:
         return ""
@@ -332,7 +332,7 @@ def doubt_of_lengths(
     count, records = int((lengths_N > length).sum()), f"its first {len(lengths_N):,} records"
     if overlong == "refuse":
         return said_of_longer(count, records, length)
-    # Who joins and cuts everything has said so.
+    # A user who joins and cuts all records has chosen to cut them.
     cuts = overlong == "split" and mix.pack.method != "concat_and_split"
     if not (config.is_nested and cuts and count > _MANY_CUT * len(lengths_N)):
         return ""
@@ -343,10 +343,10 @@ def doubt_of_lengths(
 
 
 def require_words(source: str, first: Records, tags: Sequence[str]) -> str:
-    """Return what ``doubt_of_words`` does, of a source some of whose first records have texts that costs are given.
+    """Return the result of ``doubt_of_words``, for a source of which some first records have texts with a given cost.
 
     Raises:
-        ConfigError: None of them has: no step could be planned.
+        ConfigError: No record has such a text, so no step could be planned.
     """
     doubt = doubt_of_words(first, tags)
     if doubt and any(
@@ -357,12 +357,12 @@ def require_words(source: str, first: Records, tags: Sequence[str]) -> str:
 
 
 def doubt_of_words(first: Records, tags: Sequence[str], path: str = "") -> str:
-    """Say that some of the first records have a text as a tag that no cost is given: where one is drawn, a run ends.
+    """Return a warning if first records have a text as a tag without a given cost: drawing one ends a run.
 
     Args:
-        first: The first records, of the source or of the file that ``path`` names.
-        tags: Columns of whole samples that costs and strategies read, as known inside.
-        path: One of its later files.
+        first: First records of the source, or of the file that ``path`` names.
+        tags: Columns of whole samples that costs and strategies read, by their internal names.
+        path: One of the source's later files.
     """
     for tag in _texts_among(first, tags):
         if fault := fault_of_words(first.others[tag], first.usable_B):

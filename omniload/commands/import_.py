@@ -1,4 +1,4 @@
-"""``omniload mix import``: the mix of another tool as a mix file, or why it cannot be one."""
+"""``omniload mix import``: the mix of another tool as a mix file, or the reason why it cannot become one."""
 
 import os
 from collections.abc import Mapping
@@ -157,12 +157,12 @@ def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
 
 def _folder_of(output: Path | None) -> Path:
     """Return the folder of the mix file, where its relative paths start."""
-    # Of the folder alone: where the file is a link, one into nowhere too, the mix file takes its place.
+    # Only the folder is resolved: if the file is a link, even a broken one, the mix file replaces the link.
     return Path.cwd() if output is None else Path(os.path.realpath(output.parent))
 
 
 def _read(tool: str, asked: Asked, output: Path | None) -> Imported:
-    """Read the file; each source names the file of the records that were drawn of it, beside ``output``."""
+    """Read the file; each source names a file next to ``output`` with the records that were drawn from it."""
     if asked.state is not None and output is None:
         raise ConfigError(
             "--state needs --output: the records that were drawn lie beside the mix file"
@@ -176,8 +176,8 @@ def _read(tool: str, asked: Asked, output: Path | None) -> Imported:
 
 
 def _write(found: Imported, written: str, output: Path) -> None:
-    """Write the mix file behind the files that it names."""
-    # What was imported once is edited by hand since: none is written over.
+    """Write the mix file, after the files that it names."""
+    # An imported mix file is edited by hand later, so an existing one is never overwritten.
     if output.exists():
         raise ConfigError(f"{output}: is there already; give another --output, or remove it")
     for name, shards in found.drawn.items():
@@ -199,8 +199,8 @@ def _token(given: str) -> int | str:
 
 
 def _seen_from(beside: Path, path: Path) -> str:
-    """Return a path of the command line as a mix file in ``beside`` says it."""
-    # Not Path.resolve, which raises no OSError at links in a circle up to Python 3.12: check says what is wrong there.
+    """Return a path of the command line in the form for a mix file in ``beside``."""
+    # Not Path.resolve, which raises no OSError for links in a circle up to Python 3.12; ``check`` reports the fault.
     return str(path if Path.cwd() == beside else os.path.realpath(path))
 
 
@@ -218,7 +218,7 @@ def _show(
         )
         return
     if written_to is None:
-        # As it is, so that it can be sent into a file.
+        # Printed unchanged, so that it can be redirected into a file.
         click.echo(written, nl=False)
         return
     for note in report.notes:

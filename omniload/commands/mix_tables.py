@@ -1,4 +1,4 @@
-"""Tables of a mix: its shares, which several verbs show, and what ``omniload mix stats`` found in its documents."""
+"""Tables of a mix: its shares, which several verbs show, and the findings of ``omniload mix stats``."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -46,13 +46,13 @@ __all__ = [
 
 _BAR_WIDTH = 8
 MOST_ROWS = 64
-"""Sources that a table lists; laying out a thousand takes longer than finding them, and nobody reads them."""
+"""Most sources in a table: a table of a thousand takes longer to lay out than to compute, and is too long to read."""
 _MOST_STEPS = 16
-"""Steps that a table of shares lists; a terminal has no room for more columns."""
+"""Most steps in a table of shares, because a terminal has no room for more columns."""
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 _PAIRS_SHOWN = 10
 _WARNINGS_SHOWN = 10
-"""Sources of which the same is said."""
+"""Most sources named in one warning."""
 _MUCH_REPEATED = 0.01
 
 
@@ -67,7 +67,7 @@ def shares_table(mix: MixConfig) -> Table:
         return table("amounts", columns, bounded(wanted, len(mix.names)))
     steps = boundaries(mix)
     waiting = [stage for stage in mix.mix.stages if stage.waits]
-    # Of those that wait what holds once their ramps have ended.
+    # For stages that wait, the weights at the end of their ramps are shown.
     ends = [stage.from_step + stage.ramp_steps for stage in waiting]
     shown = [(step, f"step {step:,}") for step in steps]
     shown += [
@@ -86,7 +86,7 @@ def shares_table(mix: MixConfig) -> Table:
 
 
 def said_of_files(found: Sequence[FoundSource]) -> str:
-    """Say of how many files records were looked at."""
+    """Return from how many files records were looked at."""
     looked, files = sum(each.looked for each in found), sum(each.shards for each in found)
     columns = (
         "; of tables, at the columns of all"
@@ -97,10 +97,10 @@ def said_of_files(found: Sequence[FoundSource]) -> str:
 
 
 def said_of_step(mix: MixConfig, dp: int) -> str:
-    """Return what a step is made of, and whether all microbatches have one shape, which compilers ask for."""
+    """Return the composition of a step, and whether all microbatches have one shape, which compilers require."""
     most, rows = mix.rows_per_microbatch, mix.rows_per_step
     count = num_microbatches_of(rows, dp, most)
-    # Where all are full, costs decide which rows meet, and not how many.
+    # If all are full, costs decide which rows go together, but not how many.
     up_to = "" if rows == count * dp * most else "up to "
     each = f"{count} microbatch{'es' if count > 1 else ''} of {up_to}{most} row{'s' if most > 1 else ''}"
     ranks = f"{dp} data-parallel ranks, each" if dp > 1 else "1 data-parallel rank,"
@@ -108,7 +108,7 @@ def said_of_step(mix: MixConfig, dp: int) -> str:
 
 
 def stages_by_epochs_json(history: History) -> list[JsonObject]:
-    """Return the stages that begin by epochs as plain JSON; ``step`` is null where one waits."""
+    """Return the stages that begin by epochs as plain JSON; ``step`` is null for a stage that waits."""
     names = history.latest.names
     return [
         {
@@ -116,7 +116,7 @@ def stages_by_epochs_json(history: History) -> list[JsonObject]:
             "from_epochs": dict(stage.from_epochs or {}),
             "step": step,
             "ramp_steps": stage.ramp_steps,
-            # What holds once its ramp has ended.
+            # The weights at the end of the ramp.
             "shares": dict(zip(names, weights_at([_at_once(stage)], names, 0), strict=True)),
         }
         for number, step, stage in by_epochs(history)
@@ -128,7 +128,7 @@ def _at_once(stage: Stage) -> Stage:
 
 
 def bounded(rows: list[list[Cell]], count: int) -> list[list[Cell]]:
-    """Return the first rows of a table of ``count``, and one that says how many there are beside them."""
+    """Return the first rows of a table of ``count`` rows, and a row with the number of the others."""
     if count <= len(rows):
         return rows
     return [*rows, [f"and {count - len(rows):,} more: --json", *([""] * (len(rows[0]) - 1))]]
@@ -145,28 +145,28 @@ def _share_cell(share: float, source: int) -> Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceStats:
-    """What was found of a source."""
+    """Findings about a source."""
 
     name: str
     records: int
-    """Records, counted: an epoch."""
+    """Exact number of records in an epoch."""
     looked_at: int
-    """Documents that the rest speaks of."""
+    """Documents behind the other figures."""
     bad: int
-    """Of these, records that could not be decoded."""
+    """Records among these that could not be decoded."""
     lengths: LengthHistogram
     epoch_tokens: int
-    """Tokens that an epoch trains on; exact where every document was looked at, and all of them are drawn."""
+    """Tokens that an epoch trains on; exact if every document was looked at, and all of them are drawn."""
     steps_per_epoch: int | None
-    """After so many steps every record was drawn once; ``None`` for never."""
+    """Steps after which every record was drawn once; ``None`` for never."""
     epochs: float
-    """Times that the run goes through it."""
+    """Number of epochs of the source in the run."""
     is_rough: bool = False
     """Whether ``epoch_tokens`` are estimated."""
     skips: bool = False
     """Whether the run leaves out what cannot be decoded: ``on_error: {policy: skip}``."""
     longer: str = ""
-    """What is to be said of documents longer than a row: ``drop`` leaves them out, ``refuse`` ends the run."""
+    """Message about documents longer than a row: ``drop`` leaves them out, ``refuse`` ends the run."""
 
     @property
     def is_exact(self) -> bool:
@@ -176,7 +176,7 @@ class SourceStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """What a short run of the data plane gave, in one process and without a trainer."""
+    """Results of a short run of the data plane, in one process and without a trainer."""
 
     tokens_per_s: float
     steps: int
@@ -185,24 +185,24 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """What is known of a mix before it is trained on."""
+    """Facts about a mix that are known before training."""
 
     steps: int
-    """Steps of the run that ``epochs`` are of."""
+    """Steps of the run that ``epochs`` refers to."""
     tokens_per_step: float
     sources: Sequence[SourceStats]
     duplicates: Duplicates
     rate: Rate | None
     padded: Sequence[str] = ()
-    """What is to be said of sources that have rows to themselves."""
+    """Messages about sources that have rows to themselves."""
     sorted: Sequence[str] = ()
-    """What is to be said of sources whose files look sorted."""
+    """Messages about sources whose files look sorted."""
     tags: Sequence[TagShares] = ()
-    """What was found of tags of samples."""
+    """Shares of the tags of samples."""
 
 
 def stats_json(stats: Stats) -> JsonObject:
-    """Return it as plain JSON."""
+    """Return the findings as plain JSON."""
     names = [source.name for source in stats.sources]
     found = stats.duplicates
     sources: list[Json] = [
@@ -243,7 +243,7 @@ def stats_json(stats: Stats) -> JsonObject:
 
 
 def print_stats(console: Console, file: Path, stats: Stats) -> None:
-    """Print lengths, then repetition, then what a user should know."""
+    """Print lengths, then repetition, then warnings."""
     most = max(len(source.lengths.by_doubling()) for source in stats.sources)
     columns = [("source", False), ("records", True), ("looked at", True), ("tokens each", True)]
     columns += [(heading, True) for heading in ("p50", "p99", "longest")]
@@ -274,7 +274,7 @@ def print_stats(console: Console, file: Path, stats: Stats) -> None:
 
 def _heights(counts: Sequence[int], width: int) -> str:
     highest = max(counts, default=1) or 1
-    # Rounded up: what is there shows, be it one document of millions.
+    # Rounded up, so that any share above 0 shows, even that of one document in millions.
     drawn = (_HEIGHTS[-(-count * 8 // highest)] for count in counts)
     return "".join(drawn).ljust(width)
 
@@ -336,7 +336,7 @@ def _warnings(stats: Stats) -> Iterator[str]:
                 else "mend them, or leave them out with on_error: {policy: skip}"
             )
             bad.append(f"{source.bad:,} records of {source.name} cannot be decoded; {remedy}")
-    # Of a thousand sources most may deserve the same warning: nobody reads it a thousand times.
+    # In a mix of a thousand sources, most may deserve the same warning, which is printed only for the first few.
     longer = [source.longer for source in stats.sources if source.longer]
     for same in (longer, repeated, bad, often, stats.padded):
         yield from same[:_WARNINGS_SHOWN]
@@ -348,15 +348,15 @@ def _warnings(stats: Stats) -> Iterator[str]:
 
 
 _SORTED = 0.5
-"""Part of the spread of tokens that lies between places of a source from which on its files look sorted."""
+"""Share of the spread of tokens between places of a source above which its files look sorted."""
 _UNEQUAL = 2.0
-"""Times as long as others records of some units are from which on the files look sorted."""
+"""Ratio of the lengths of records in different units above which the files look sorted."""
 _FEW_BLOCKS = 4
-"""Blocks of a shuffle in a source below which it is mixed well enough."""
+"""Blocks in a source's shuffle below which it is mixed well enough."""
 
 
 def sureness(source: SourceProfile) -> str:
-    """Say within what the tokens of a source are known, where they are estimated."""
+    """Return the uncertainty of a source's tokens, if they are estimated."""
     if source.exact:
         return ""
     error = source.tokens_error
@@ -364,7 +364,7 @@ def sureness(source: SourceProfile) -> str:
 
 
 def sorted_files(mix: MixConfig, found: Mapping[str, Differences]) -> Iterator[str]:
-    """Yield the sources whose records differ from place to place of their files, and whose shuffle leaves them so."""
+    """Yield the sources whose records differ between places of their files, and whose shuffle does not mix them."""
     said = [
         each for name, of_source in found.items() if (each := _sorted_file(mix, name, of_source))
     ]

@@ -1,4 +1,4 @@
-"""Opening what a mix file names, as far as a question needs it: files and their indexes."""
+"""Opens what a mix file names, as far as a command needs it: files and their indexes."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -56,11 +56,11 @@ __all__ = ["find_sources", "open_spec", "tokenizer_of"]
 
 _OPENERS = 8
 _LATER_FILES = 7
-"""Files beyond the first of which some records are decoded, where no index has seen their columns."""
+"""Number of files after the first of which some records are decoded, if no index has seen their columns."""
 _IMAGES_BYTES = 64 << 20
-"""Bytes of a unit with images up to which a check decodes its first ones."""
+"""Largest unit with images, in bytes, whose first images a check decodes."""
 _ALL_RECORDS, _ALL_BYTES = 4096, 8 << 20
-"""What a source holds at most that is read whole, where its first records give nothing."""
+"""Largest source that is read whole if its first records give nothing."""
 _IMAGE_AMONG_MESSAGES = re.compile(rb'"type":\s*"image(_url)?"|<image>')
 
 
@@ -78,11 +78,11 @@ def open_spec(
         file: The mix file.
         dp: Data-parallel ranks.
         cache_dir: Folder of indexes; the mix file's own by default.
-        ahead: Steps to plan ahead, where that should not be as the file says.
-        all_faults: Whether each fault is said, however many there are.
+        ahead: Steps to plan ahead, if that should differ from the file.
+        all_faults: Whether to report each fault, however many there are.
 
     Raises:
-        ConfigError: The file is missing or faulty.
+        ConfigError: The file is missing or has faults.
     """
     with every_fault() if all_faults else nullcontext():
         mix, base_dir = load_mix(file)
@@ -112,16 +112,16 @@ def find_sources(
     """Find and index every source, several at a time, and test the tokenizer and the batch.
 
     Args:
-        spec: What to open.
+        spec: The run whose sources are found.
         file: The mix file, for messages.
-        refused: What is wrong with sources that are not to be opened, with their lines; one that several have is told
+        refused: Faults of sources that must not be opened, with their lines; a fault of several sources is reported
             once.
 
     Returns:
         The sources, sorted by name.
 
     Raises:
-        OmniloadError: Everything that is wrong, in one error; see ``raise_together``.
+        OmniloadError: All faults, in one error; see ``raise_together``.
     """
     mix, refused = spec.mix, refused or {}
     tokenizer = outcome_of(lambda: tokenizer_of(mix.tokenizer, spec.base_dir))
@@ -130,20 +130,20 @@ def find_sources(
         LimitedCalls("omniload-listing") as calls,
         DaemonPool(_OPENERS, "omniload-opening", reads=True) as pool,
     ):
-        # A tokenizer that cannot be opened is told once, by itself: pipelines would say it for every source.
+        # A tokenizer that cannot be opened is reported once, by itself; pipelines would report it for every source.
         finder = _Finder(spec, calls, can_encode=not isinstance(tokenizer, OmniloadError))
         names = [name for name in mix.names if name not in refused]
         outcomes = pool.map(
             lambda name: outcome_of(lambda: finder.find(name)), names, advance=advance
         )
-    # By one thread: each that asked for a line of the file while no other had composed its tree would do so.
+    # One thread parses the file here; otherwise each thread that asks for a line before that would parse it too.
     found = [of_source(each, name, file) for each, name in zip(outcomes, names, strict=True)]
-    # Before anything is raised: once one source is mended, the sound ones are not looked at again.
+    # Kept before anything is raised, so that the sound sources are not looked at again after a fault is fixed.
     finder.keep([source for source in found if isinstance(source, FoundSource)])
     if isinstance(tokenizer, OmniloadError):
-        # Sources that want it say the same: one line of the file is to be changed.
+        # Sources that need it raise the same error, because one line of the file must be changed.
         said = str(tokenizer)
-        # Compared as it was raised: what a source says of it begins with the source.
+        # The original error is compared, because a source's own message begins with the source.
         found = [each for each in found if str(getattr(each, "__cause__", "")) != said]
         tokenizer = type(tokenizer)(with_line(said, ("tokenizer",), file))
     outcomes_of_all = (
@@ -158,12 +158,12 @@ def find_sources(
 
 
 class _Finder:
-    """Finds sources, each on its own, in any thread; what was found before stands while nothing has changed."""
+    """Finds sources, each by itself and in any thread; earlier results are used if nothing has changed."""
 
     def __init__(self, spec: PlaneSpec, calls: LimitedCalls, *, can_encode: bool) -> None:
         self._spec, self._calls, self._can_encode = spec, calls, can_encode
         pack, tokenizer = spec.mix.pack, key_of_tokenizer(spec.mix.tokenizer, spec.base_dir)
-        # How many tokens the first records have, and whether they fit a row, rests on these beside the files.
+        # Besides the files, these settings decide how many tokens the first records have, and whether they fit a row.
         self._rests_on = f"{tokenizer}, {pack.length}, {pack.overlong}, {pack.method}"
         self._tags = _tags_read(spec.mix)
         if self._tags:
@@ -172,7 +172,7 @@ class _Finder:
         self._keys: dict[str, str] = {}
 
     def find(self, name: str) -> FoundSource:
-        """Find a source; raises what is wrong with it, or with a column that it names and no batch brings."""
+        """Find a source; raise what is wrong with it, or with a column that it names and no batch brings."""
         source = SourceSpec.of(self._spec.mix, name, self._spec.base_dir, self._spec.cache_dir)
         config = source.config
         files = shards_of(name, config, base_dir=source.base_dir, calls=self._calls)
@@ -180,15 +180,15 @@ class _Finder:
             open_pipeline(source)
         key = self._keys[name] = key_of_source(config, files, self._rests_on)
         kept_key, found = self._kept.get(name, ("", None))
-        # What lies in a file of its own, or is for a reader to say, a key says nothing of.
+        # The key does not cover the content of further files, or what only a reader can report.
         if found is None or kept_key != key or config.rests_on_more:
             found = _looked_at(self._spec.mix, source, files, self._tags)
         return found
 
     def keep(self, found: Sequence[FoundSource]) -> None:
-        """Keep what was found, where it is not what was kept."""
+        """Keep the results if they differ from the kept ones."""
         now = {source.name: (self._keys[source.name], source) for source in found}
-        # Without a tokenizer nothing is known of the tokens of text.
+        # Without a tokenizer, the tokens of text are unknown.
         if self._can_encode and now != self._kept:
             keep_findings(self._spec.cache_dir, now)
 
@@ -197,7 +197,7 @@ def _tags_read(mix: MixConfig) -> tuple[str, ...]:
     try:
         return tags_of_samples(mix)
     except ConfigError:
-        return ()  # told by whoever requires the balance
+        return ()  # reported by the code that requires the balance
 
 
 def _looked_at(
@@ -207,14 +207,14 @@ def _looked_at(
     name, config = source.name, source.config
     opened = open_shards(source, files)
     records, units = opened.require_records(source), opened.format.units()
-    # For its refusal: lists that name records which are not there are told by a check, not by the first step.
+    # Called for its errors: lists that name missing records are reported by a check, and not by the first step.
     drawn_before(source, units, opened.files)
     first, unseen = _first_of(config, opened)
     begins = opened.files[int(units.shards_U[np.flatnonzero(units.rows_U)[0]])].path
     lengths_N, spoilt = _first_lengths(source, opened.format, first, begins)
     words = require_words(name, first, tags)
     looked, later = _first_of_later_files(source, opened, tags)
-    # A record that conditions leave out counts for nothing.
+    # A record that conditions leave out counts as nothing.
     kept = 1.0 if first.kept_B is None or not len(first.kept_B) else float(first.kept_B.mean())
     known_N = np.zeros(0, np.int64) if lengths_N is None else lengths_N
     mean = float(known_N.mean()) if len(known_N) else 0.0
@@ -223,7 +223,7 @@ def _looked_at(
     gives_any = partial(_gives_any, mix, source) if is_small and lengths_N is not None else None
     doubts = [why_nothing(mix, name, first, lengths_N, records, gives_any)]
     if not doubts[0]:
-        # Every one: one that is meant so, and stays, must not hide another.
+        # All warnings are kept, because an intended one that stays must not hide another.
         every = (
             words,
             doubt_of_lengths(mix, config, lengths_N),
@@ -235,12 +235,12 @@ def _looked_at(
         )
         doubts = [f"sources.{name}: {said}" for said in every if said]
     spread, times = Spread(), 1.0
-    if config.images_transform is None:  # images are the most of what a unit takes
+    if config.images_transform is None:  # images are the largest part of a unit
         firsts_N = first.column.lengths_N[first.usable_B]
         spread = Spread.of([firsts_N])
         if (sizes_U := opened.format.sizes_U()) is not None:
             times = unevenness(sizes_U, units.rows_U, firsts_N)
-    # A share of less than a record is most likely none, so the mix is not to count on its tokens.
+    # A share of less than one record most likely gives none, so the mix must not count on its tokens.
     drawn = config.share_drawn if records * config.share_drawn >= 1 else 0.0
     return FoundSource(
         name=name,
@@ -260,7 +260,7 @@ def _looked_at(
 
 
 def _gives_any(mix: MixConfig, source: SourceSpec) -> bool:
-    """Read all of a source, and tell whether a record gives a sample that rows take."""
+    """Read all of a source, and return whether a record gives a sample that rows accept."""
     is_cut = source.config.concat_transform is not None
     overlong = "split" if is_cut else source.config.overlong or mix.pack.overlong
     every = open_survey(source, sample=None).looked()
@@ -270,10 +270,10 @@ def _gives_any(mix: MixConfig, source: SourceSpec) -> bool:
 def _first_of_later_files(
     source: SourceSpec, opened: OpenFormat, tags: tuple[str, ...]
 ) -> tuple[int, str]:
-    """Return of how many files some records are decoded, and what is wrong with some in later ones, or with their tags.
+    """Return from how many files records are decoded, and warnings about records in later files, or about their tags.
 
     Raises:
-        ConfigError: One cannot be used, and is not to be skipped.
+        ConfigError: A record cannot be used, and must not be skipped.
     """
     skips, looked, said = source.config.on_error.policy == "skip", 1, ""
     files = np.flatnonzero(opened.format.units().records_F(len(opened.files)))[1:]
@@ -282,7 +282,7 @@ def _first_of_later_files(
         if first is None:
             continue
         looked += 1
-        # With skip, of whatever part of a file: others have what can be used.
+        # With ``skip``, a bad part of a file is acceptable, because other files have usable records.
         if first.reason and not skips:
             raise _unusable(source.name, first.reason, skips=skips)
         path = opened.files[file].path
@@ -291,12 +291,12 @@ def _first_of_later_files(
 
 
 def _left_out(first: Records, spoilt: Sequence[str], path: str = "") -> str:
-    """Say what is wrong with those of the first records that are left out; empty where there are none.
+    """Return a warning about the first records that are left out; empty if there are none.
 
     Args:
-        first: The first records, of the source or of the file that ``path`` names.
-        spoilt: Those that no sample can be made of.
-        path: One of its later files.
+        first: First records of the source, or of the file that ``path`` names.
+        spoilt: Records that give no sample, with the reasons.
+        path: One of the source's later files.
     """
     count, reason = np.count_nonzero(first.bad_B) + len(spoilt), first.reason or "".join(spoilt[:1])
     whose = f"{path}'s" if path else "its"
@@ -305,7 +305,7 @@ def _left_out(first: Records, spoilt: Sequence[str], path: str = "") -> str:
 
 
 def _ids_unknown(source: SourceSpec, record_format: Format, first: Records) -> str:
-    """Say that the first token ids are none of the mix's tokenizer; empty where they are, or where it has none."""
+    """Return a warning if the first token ids are unknown to the mix's tokenizer; empty without a tokenizer."""
     tokenizer = (
         None if record_format.holds_text else tokenizer_of(source.tokenizer, source.base_dir)
     )
@@ -313,7 +313,7 @@ def _ids_unknown(source: SourceSpec, record_format: Format, first: Records) -> s
 
 
 def _images_not_read(config: SourceConfig, first: Records) -> str:
-    """Say that the first conversations seem to have images that are not read; empty where they do not."""
+    """Return a warning if the first conversations seem to have images that are not read; empty if they do not."""
     if not config.is_nested or config.images_transform is not None:
         return ""
     texts = first.column.values_V[: first.column.offsets[min(len(first.column), FIRST_RECORDS)]]
@@ -326,7 +326,7 @@ def _images_not_read(config: SourceConfig, first: Records) -> str:
 
 
 def _doubt_of_conversations(source: SourceSpec, first: Records) -> str:
-    """Say what seems not to be meant in what a template makes of the first conversations; empty where nothing does."""
+    """Return a warning if a template's result for the first conversations seems unintended; empty otherwise."""
     if not source.config.is_nested:
         return ""
     rows = np.flatnonzero(first.usable_B)[:FIRST_RECORDS]
@@ -334,14 +334,14 @@ def _doubt_of_conversations(source: SourceSpec, first: Records) -> str:
 
 
 def _first_of(config: SourceConfig, opened: OpenFormat) -> tuple[Records, str]:
-    """Return the first records of a source, with their images where it has any, and what of them was not looked at."""
+    """Return the first records of a source, with images if it has any, and a note on what was not looked at."""
     if not config.image_members:
         return opened.format.first_records(), ""
     units = opened.format.units()
     unit = units.first_filled()
     assert unit is not None, "it has records"
     files = units.files_of(unit)
-    # Images stand beside their text: a unit is the least that is read of them.
+    # Images are stored next to their text, so a whole unit is the least that can be read of them.
     size_bytes = sum(opened.files[file].size_bytes for file in files)
     if not units.are_whole_files:
         size_bytes //= int((units.shards_U == units.shards_U[unit]).sum())
@@ -356,12 +356,12 @@ def _first_of(config: SourceConfig, opened: OpenFormat) -> tuple[Records, str]:
 def _first_lengths(
     source: SourceSpec, record_format: Format, records: Records, path: str
 ) -> tuple[NDArray[np.integer[Any]] | None, list[str]]:
-    """Return the tokens of each of the first records that can be used, its transforms tried; ``None``: not known.
+    """Return the tokens of each usable first record after its transforms; ``None`` if unknown.
 
-    And what is wrong, record by record, where no sample can be made. ``path`` names the file that they are of.
+    Also returns the faults, record by record, of those that give no sample. ``path`` names the file of the records.
 
     Raises:
-        ConfigError: One of them cannot be used; with the policy ``skip``, none of them can.
+        ConfigError: A record cannot be used; with the policy ``skip``, no record can be used.
     """
     name, config = source.name, source.config
     skips = config.on_error.policy == "skip"
@@ -374,7 +374,7 @@ def _first_lengths(
         return records.column.lengths_N[rows], []
     tokenizer = tokenizer_of(source.tokenizer, source.base_dir)
     if record_format.holds_text and tokenizer is None:
-        return None, []  # told already by whoever asks for the tokenizer
+        return None, []  # reported already by the code that asks for the tokenizer
     if config.transforms and (not config.image_members or ENCODED in records.others):
         pipeline = open_pipeline(source.uncut)
         samples = pipeline.of_records(records, rows)

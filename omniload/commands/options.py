@@ -85,11 +85,11 @@ store_option = click.option(
     show_default=True,
     help="How long to wait for the first answer of a store, such as 2m; listing it may take longer.",
 )
-"""Of a command that asks the stores of sources before anything else."""
+"""Time limit of commands that ask the stores of sources before anything else."""
 
 cache_option = click.option(
     "--cache-dir",
     type=click.Path(path_type=Path),
     help="Folder for the indexes of sources; by default, a folder for this mix file under ~/.cache.",
 )
-"""Where indexes are kept."""
+"""Folder of indexes."""

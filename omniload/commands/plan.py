@@ -52,7 +52,7 @@ __all__ = ["plan"]
 
 _PROFILERS = 2
 _SHOWN = 20
-"""Sources that are shown, those of the most work first."""
+"""Most sources shown; those with the most work come first."""
 
 
 @click.command
@@ -122,7 +122,7 @@ def plan(  # noqa: PLR0913 -- one for each option
     if refusal is None and (asked is None or expected.ends_early):
         error = rehearsed.end_is_within(spec.mix, profiles, expected.total)
     if (error and look_sorted) or not (refusal is None or refusal.is_seen):
-        error = None  # documents to come have other lengths than the first, or no planned step has met the fault
+        error = None  # later documents may have other lengths, or no planned step met the fault
     if as_json:
         content = _json(mix, profiles, expected, rehearsed)
         refused = None if refusal is None else refusal.as_json()
@@ -143,10 +143,10 @@ def _until(
     told: tuple[SourceSizes, float],
     steps: int | None,
 ) -> tuple[int, Refusal | None]:
-    """Return the steps that a run has, and why not as many as were asked for, where a fault ends it before.
+    """Return the number of steps of a run, and why it is less than asked for, if a fault ends the run earlier.
 
     Raises:
-        ConfigError: It has none, or does not end by itself though it is to.
+        ConfigError: The run has no step, or does not end by itself although it should.
     """
     sizes, per_step = told
     if rehearsed.refusal is not None:
@@ -183,7 +183,7 @@ def _say_resources(mix: MixConfig, profiles: Sequence[SourceProfile], as_json: b
 
 
 def _groups(mix: MixConfig, file: Path) -> dict[str, tuple[str, GroupCap]]:
-    """Return the group that caps how often each source in one is gone through, and where it stands."""
+    """Return, for each source, the group that caps its epochs, and the line of the group."""
     places = {name: mix.mix.place_of(cap) for name, cap in mix.mix.repetition_caps.items()}
     return {
         name: (f"{file}:{line_of(file, *at) or 1}: {'.'.join(map(str, at))}", cap)
@@ -203,7 +203,7 @@ def _profiles(spec: PlaneSpec) -> list[SourceProfile]:
         ThreadPoolExecutor(_PROFILERS) as pool,
     ):
         found = []
-        # In the order of the names, whichever is done first: sources are told by their number from here on.
+        # In the order of the names, whichever is done first: from here on, sources are identified by number.
         for measured in pool.map(measure, spec.mix.names):
             found.append(measured)
             advance(1)
@@ -215,7 +215,7 @@ def _profiles(spec: PlaneSpec) -> list[SourceProfile]:
 
 
 def _wanted(mix: MixConfig, expected: Forecast) -> dict[str, object]:
-    """Return the amounts of a mix that has any, and the tokens that they come to."""
+    """Return the amounts of a mix that has any, and the number of tokens that each means."""
     if mix.mix.amounts is None or expected.wanted_S is None:
         return {}
     tokens = dict(zip(mix.names, expected.wanted_S.tolist(), strict=True))
@@ -320,7 +320,7 @@ def _figures_table(rehearsed: FirstSteps) -> Table:
 
 
 def _kept_by_name(profiles: Sequence[SourceProfile]) -> dict[str, KeptProfile]:
-    """Return what is kept of each profile, by the name of its source."""
+    """Return the cached parts of each profile, by the name of its source."""
     return {
         p.name: KeptProfile(
             preprocess_s_per_token=p.preprocess_s_per_token, block_bytes=p.block_bytes
@@ -375,7 +375,7 @@ def _sources_table(mix: MixConfig, costs: Sequence[SourceCost]) -> object:
         ("readers", True),
     ]
     left = len(costs) - len(rows)
-    # From then on their number follows what is measured, unless ``loader.readers`` gives it.
+    # After the start, their number follows measurements, unless ``loader.readers`` gives it.
     title = "costs at the greatest share, readers to begin with"
     title += f"; {counted(left, 'lighter source')} left out" if left else ""
     return table(title, columns, rows)

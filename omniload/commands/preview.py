@@ -60,7 +60,7 @@ class _Document:
     trained: int
     """Labels that are trained on."""
     trained_T: NDArray[np.bool_] | None
-    """Which of the tokens are a label of one before them; ``None`` where no mask leaves any out."""
+    """Whether each token is the label of an earlier one; ``None`` if no mask leaves any out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class _Row:
     microbatch: int
     row: int
     cu_seqlens: tuple[int, ...]
-    """Document bounds within the row; the last document is padding where there is any."""
+    """Document bounds within the row; padding, if any, is the last document."""
     documents: tuple[_Document, ...]
     padding: int
 
@@ -174,13 +174,13 @@ def _row(
     length = microbatch.tokens_RT.shape[1]
     starts = microbatch.cu_seqlens[:-1].astype(np.int64)
     sources_D = microbatch.sources_D
-    held = sources_D >= 0  # padding is a document that has no key
+    held = sources_D >= 0  # padding is a document without a key
     keys_D4 = np.zeros((len(starts), 4), np.int64)
     keys_D4[held] = microbatch.keys_K4
-    # Bounds run on through all rows of a microbatch; no document crosses from one row into the next.
+    # Bounds continue through all rows of a microbatch; no document crosses from one row into the next.
     inside = np.flatnonzero(starts // length == row)
     bounds = [*(starts[inside] - row * length).tolist(), length]
-    # As a model is shown them: those between the sides of a pair, and between joined documents, among them.
+    # The bounds as a model sees them, including those between the sides of a pair and between joined documents.
     begin, seen = row * length, documents_of(microbatch).cu_seqlens
     documents = []
     for d, start, stop in zip(inside.tolist(), bounds, bounds[1:], strict=False):
@@ -197,7 +197,7 @@ def _row(
                     length=stop - start,
                     tokens=microbatch.tokens_RT[row, start:stop],
                     trained=int(np.count_nonzero(is_label)),
-                    # The label at a token is the one behind it.
+                    # The label at a token is the next token.
                     trained_T=None
                     if microbatch.trained_RT is None
                     else np.concatenate([[False], is_label[:-1]]),
@@ -248,7 +248,7 @@ def _text(document: _Document, tokenizer: Tokenizer | None) -> str:
 
 
 def _trained_text(document: _Document, tokenizer: Tokenizer | None) -> str:
-    """Return the beginning of what is trained on; between turns nothing is put."""
+    """Return the beginning of the text that is trained on; nothing is inserted between turns."""
     tokens = document.tokens[document.trained_T]
     return text_of(tokens, tokenizer, _TEXT_WIDTH, special=True)
 

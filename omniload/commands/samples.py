@@ -1,4 +1,4 @@
-"""Samples as people read them."""
+"""Samples as readable text."""
 
 from itertools import pairwise
 from typing import Any
@@ -18,15 +18,15 @@ def text_of(
     *,
     special: bool = False,
 ) -> str:
-    """Return the text of tokens, or their ids where the mix names no tokenizer.
+    """Return the text of tokens, or their ids if the mix names no tokenizer.
 
     Args:
         tokens: Token ids.
         tokenizer: Tokenizer of the mix.
-        width: Characters that are wanted; 0 for all. No more tokens than that are decoded.
-        special: Show special tokens as well.
+        width: Wanted number of characters; 0 for all. No more tokens than that are decoded.
+        special: Whether to show special tokens as well.
     """
-    # A token stands for one character at least, but for special tokens, which show nothing.
+    # A token stands for at least one character, except special tokens, which show nothing.
     wanted = tokens[: width + 1] if width else tokens
     if tokenizer is None:
         return " ".join(map(str, wanted.tolist()))
@@ -34,7 +34,7 @@ def text_of(
 
 
 def runs_of(trained_T: NDArray[np.bool_]) -> list[tuple[int, int, bool]]:
-    """Return the runs of tokens that are trained on, and of those that are not: begin, end, and which it is."""
+    """Return the stretches of tokens that are trained on, and of those that are not: begin, end, and which kind."""
     if not len(trained_T):
         return []
     bounds = [0, *(np.flatnonzero(np.diff(trained_T)) + 1).tolist(), len(trained_T)]

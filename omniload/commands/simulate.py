@@ -39,12 +39,12 @@ from omniload.simulation.windows import with_planner
 __all__ = ["simulate"]
 
 _FEW_WINDOWS = 4
-"""Windows of steps below which a simulation says that they are few."""
+"""Windows of steps below which a simulation warns that they are few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What the command line says of the job."""
+    """Options about the job."""
 
     ranks: int
     hosts: int
@@ -58,7 +58,7 @@ class _Asked:
     seeds: int
 
     def __post_init__(self) -> None:
-        """Refuse what no option refuses by itself."""
+        """Refuse combinations that no option refuses by itself."""
         if not self.network:
             raise click.UsageError(
                 "--network is 0 bytes a second, and no host would hear of another; give more"
@@ -70,14 +70,14 @@ class _Asked:
         return mix if self.tokens is None else with_tokens(mix, self.tokens)
 
     def job(self, spec: PlaneSpec, profile: Profile, ranks: int) -> Job:
-        """Return the job, or the same one with fewer ranks, each of which has as many tokens a step."""
+        """Return the job, with ``ranks`` ranks, each with as many tokens per step as in the whole job."""
         mix = self.mix(spec.mix)
         if ranks < self.ranks:
             mix = with_tokens(mix, mix.batch.tokens * ranks // self.ranks)
         return Job(
             spec=replace(spec, mix=mix, tree=ClientPlaceTree.of(dp=ranks)),
             originals=tuple(original_of(name, spec.mix) for name in mix.names),
-            # As many ranks a host as in the whole job: sizes of --knee are to differ in nothing else.
+            # As many ranks per host as in the whole job, so that the sizes of --knee differ in nothing else.
             hosts=max(1, self.hosts * ranks // self.ranks),
             cores=self.cores or profile.cores,
             network_bytes_per_s=float(self.network),
@@ -182,13 +182,13 @@ def simulate(
         raise click.UsageError("--knee needs --step-time: ranks that do not train always wait")
     spec = open_spec(file, dp=1, cache_dir=cache_dir)
     spec = replace(spec, tree=ClientPlaceTree.of(dp=wanted.ranks))
-    # Before anything is measured, which takes minutes where a machine is busy.
+    # This comes before the measurements, which take minutes on a busy machine.
     require_simulable(replace(spec, mix=wanted.mix(spec.mix)), wanted.hosts)
     profile = _profile_of(spec, file, profile_file, store_timeout)
     sizes = [wanted.ranks]
     while knee and sizes[-1] > 1:
         sizes.append(sizes[-1] // 2)
-    # For the largest job: with few ranks, a message takes more than with many.
+    # For the largest job, because a message takes longer with few ranks than with many.
     job = wanted.job(spec, profile, wanted.ranks)
     profile = with_runtime(profile, spec, job, progress)
     found = []
@@ -196,10 +196,10 @@ def simulate(
         job = wanted.job(spec, profile, ranks)
         profile = with_planner(profile, job, progress)
         if profile_file is not None:
-            # After each size: where a later one fails, what was measured is kept.
+            # After each size, so that a later failure does not lose the measurements.
             write_profile(profile_file, profile)
         found.append(_run(job, profile))
-    # The last one of those is the job that was asked for.
+    # The last of these is the job that was asked for.
     seeds = range(wanted.seed + 1, wanted.seed + wanted.seeds)
     others = [_run(replace(job, seed=seed), profile) for seed in seeds]
     waits = [each.waits for each in (found[-1], *others)]
@@ -217,12 +217,12 @@ def simulate(
 def _profile_of(
     spec: PlaneSpec, file: Path, profile_file: Path | None, store_timeout: float
 ) -> Profile:
-    """Return the profile that was kept, or what sources are measured to take."""
+    """Return the kept profile, or a measured one."""
     if profile_file is not None and profile_file.exists():
-        # The data need not be here: figures of another machine are carried over.
+        # The data need not exist here, because figures of another machine are carried over.
         return read_profile(profile_file)
     if profile_file is not None and not profile_file.absolute().parent.is_dir():
-        # Before half a minute of measuring, whose figures could not be kept.
+        # This comes before half a minute of measuring whose figures could not be kept.
         raise ConfigError(
             f"--profile {profile_file}: there is no folder {profile_file.parent}; make it, or give another"
         )
@@ -232,7 +232,7 @@ def _profile_of(
 
 
 def _doubts(job: Job) -> Iterator[str]:
-    """Say what is not in the figures of a job, or makes them go by chance."""
+    """Yield what the figures of a job leave out, or what makes them depend on chance."""
     mix = job.spec.mix
     if any(source.images_transform is not None for source in mix.sources.values()):
         yield (
@@ -260,7 +260,7 @@ def _time(seconds: float) -> str:
 
 
 def _among(seconds: Sequence[float]) -> str:
-    """Say a time, and of several how far they go."""
+    """Return a time; for several times, their range."""
     if len(seconds) == 1:
         return _time(seconds[0])
     return f"{_time(median(seconds))} ({_time(min(seconds))} to {_time(max(seconds))})"
@@ -269,7 +269,7 @@ def _among(seconds: Sequence[float]) -> str:
 def _print_simulated(
     console: Console, found: Simulated, waits: Sequence[Waits], profile: Profile
 ) -> None:
-    """Print one simulation: the job, its waits, and who does what on how much."""
+    """Print one simulation: the job, its waits, and the work of the roles."""
     title = (
         f"{counted(found.ranks, 'rank')} on {counted(found.hosts, 'host')}, "
         f"{counted(found.sources, 'source')}, runtime {found.runtime}"
@@ -334,7 +334,7 @@ def _roles_table(found: Simulated) -> object:
 
 
 def _print_knee(console: Console, sizes: Sequence[Simulated]) -> None:
-    """Print a line for each number of ranks, and where ranks begin to wait."""
+    """Print a line for each number of ranks, and the number from which ranks wait."""
     rows: list[list[Cell]] = [
         [
             f"{found.ranks:,}",

@@ -1,4 +1,4 @@
-"""``omniload mix stats``: what the documents of a mix are like, before anything is trained on them."""
+"""``omniload mix stats``: facts about the documents of a mix, before training."""
 
 import logging
 import threading
@@ -103,7 +103,7 @@ def stats(  # noqa: PLR0913 -- one for each option
       omniload mix stats examples/quickstart.yaml --all --steps 1000 --measure 0
     """  # noqa: D301 -- click's own marker
     spec = open_spec(file, dp=1, cache_dir=cache_dir)
-    # For its refusals: what is wrong has a line in the file, and is told before minutes go into documents.
+    # Called for its errors: a fault has a line in the file, and is reported before minutes of work on documents.
     find_sources(spec, file, sources_in_silence(spec.mix, store_timeout, file))
     found = _survey(spec, None if every else sample)
     rate = _measure(spec, measure_s) if measure_s else None
@@ -116,19 +116,19 @@ def stats(  # noqa: PLR0913 -- one for each option
 
 @dataclass(slots=True, kw_only=True)
 class _Looking:
-    """What is known of the sources so far; several threads look at one each."""
+    """Facts known of the sources so far; several threads look at one source each."""
 
     spec: PlaneSpec
     counter: DuplicateCounter
     lengths: list[LengthHistogram]
     bad: list[int]
     longer: list[int]
-    """Documents that are longer than a row, of sources that do not cut such."""
+    """Number of documents longer than a row, by source; 0 for a source that cuts such documents."""
     rows: list[int]
-    """Rows that documents take where each lies alone in its own."""
+    """Number of rows that documents take if each has rows of its own, by source."""
     spreads: list[Spread]
     tags: list[list[TagCounts]]
-    """Of each source, tag by tag."""
+    """Counts of tags for each source."""
     stopped: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -136,7 +136,7 @@ class _Looking:
         mix = self.spec.mix
         length, overlong = mix.pack.length, mix.overlong_S[number]
         if mix.sources[mix.names[number]].concat_transform is not None:
-            overlong = "split"  # nothing is left out of what is joined, or refused
+            overlong = "split"  # joined documents are neither left out nor refused
         for looked in survey.looked():
             if self.stopped.is_set():
                 return
@@ -149,13 +149,13 @@ class _Looking:
             self.bad[number] += looked.bad
             if overlong in ("drop", "refuse"):
                 self.longer[number] += int((looked.lengths_N > length).sum())
-            # Sources share one counter, since a document of one is sought in all.
+            # Sources share one counter, because a document of one source is searched in all.
             with self._lock:
                 self.counter.add(number, looked.hashes_N)
             advance(len(looked.lengths_N) + looked.bad)
 
     def said_of_longer(self, number: int, looked_at: int) -> str:
-        """Say what becomes of documents of a source, of so many looked at, that are longer than a row."""
+        """Return what happens to the documents longer than a row, of a source of which ``looked_at`` were looked at."""
         mix, documents = self.spec.mix, f"{looked_at:,} documents of {self.spec.mix.names[number]}"
         overlong = mix.overlong_S[number]
         return said_of_longer(self.longer[number], documents, mix.pack.length, overlong)
@@ -187,13 +187,13 @@ def _survey(spec: PlaneSpec, sample: int | None) -> tuple[list[Survey], _Looking
         )
         with progress("documents", sum(survey.wanted for survey in surveys)) as advance:
             try:
-                # Gone through, though nothing comes: an error of a thread is raised where its result is taken.
+                # The results are iterated although they are empty, because this raises errors of the threads.
                 for _ in pool.map(
                     lambda s: looking.look(s, surveys[s], advance), range(len(names))
                 ):
                     pass
             finally:
-                # The pool waits for its threads, which would read on to the end of their sources after Ctrl-C.
+                # The pool waits for its threads, which would otherwise read to the end of their sources after Ctrl-C.
                 looking.stopped.set()
     if barren := [
         n for n, lengths in zip(names, looking.lengths, strict=True) if not lengths.tokens
@@ -206,11 +206,11 @@ def _survey(spec: PlaneSpec, sample: int | None) -> tuple[list[Survey], _Looking
 
 
 def _sizes_of(mix: MixConfig, surveys: Sequence[Survey], looking: _Looking) -> SourceSizes:
-    """Return what sources hold, by the documents that were looked at."""
+    """Return the sizes of sources, from the documents that were looked at."""
     return SourceSizes.of(
         mix,
         [
-            # Lengths are those of records that could be decoded; of the others there is no document.
+            # Lengths are those of decoded records, because the other records give no document.
             survey.records * mix.sources[name].share_drawn * (1 - bad / max(survey.wanted, 1))
             for name, survey, bad in zip(mix.names, surveys, looking.bad, strict=True)
         ],
@@ -229,7 +229,7 @@ def _gathered(
     steps: int | None,
     rate: Rate | None,
 ) -> Stats:
-    """Put together what was found and what the mix will make of it."""
+    """Combine the findings with the mix's use of them."""
     surveys, looking = found
     sizes = _sizes_of(mix, surveys, looking)
     per_step = sizes.tokens_per_step(mix)
@@ -260,7 +260,7 @@ def _gathered(
                 epoch_tokens=round(float(every_S[s])),
                 steps_per_epoch=epochs[s],
                 epochs=float(expected.total.epochs_S[s]),
-                # Of a split its part of all records is taken, though every document was looked at.
+                # For a split, its part of all records counts, although every document was looked at.
                 is_rough=surveys[s].wanted < surveys[s].records
                 or mix.sources[name].share_drawn < 1,
                 skips=mix.sources[name].on_error.policy == "skip",
@@ -278,7 +278,7 @@ def _gathered(
 
 @contextmanager
 def _bad_records_untold() -> Iterator[None]:
-    """Have a planner say nothing of bad records that it goes past, epoch after epoch: the survey has counted them."""
+    """Keep a planner from logging bad records epoch after epoch, because the survey has counted them."""
     log = logging.getLogger(planned_counts.__name__)
     level = log.level
     log.setLevel(logging.ERROR)
@@ -289,7 +289,7 @@ def _bad_records_untold() -> Iterator[None]:
 
 
 def _refusing_none(mix: MixConfig) -> MixConfig:
-    """Return a mix that cuts what it refuses, or leaves out what is never cut: its rate is that of the others."""
+    """Return a mix that cuts documents it refuses, or leaves out those never cut: its rate is that of the others."""
     if mix.refusing_S is None:
         return mix
     sources = {
@@ -306,17 +306,17 @@ def _refusing_none(mix: MixConfig) -> MixConfig:
 
 
 def _measure(spec: PlaneSpec, seconds: float) -> Rate | None:
-    """Take batches of one rank for a while; what was built before the first was asked for does not count."""
+    """Take batches of one rank for a while; batches built before the first request do not count."""
     at_s: list[float] = []
     tokens: list[int] = []
     with (
         progress("measuring", seconds) as advance,
         _bad_records_untold(),
-        # Without an end of its own: the clock below says how long it runs.
+        # Without an end of its own, because the clock below limits it.
         LocalPlane(replace(spec, mix=_refusing_none(spec.mix), num_steps=None)) as plane,
         Client(plane.handle(0)) as client,
     ):
-        # From the first batch on: opening may take longer than all of it. Two at least, as a rate lies between them.
+        # Measured from the first batch on, because opening may take longer than the rest. A rate needs two batches.
         while len(at_s) < 2 or at_s[-1] - at_s[0] < seconds:
             batch = client.next_batch()
             if batch is None:
@@ -326,7 +326,7 @@ def _measure(spec: PlaneSpec, seconds: float) -> Rate | None:
             advance(at_s[-1] - at_s[-2] if len(at_s) > 1 else 0.0)
     if len(at_s) < 2:
         return None  # the data ends with the first step
-    # What was built before the first batch was asked for comes at once, and says nothing of the rate.
+    # Batches built before the first request arrive at once, and say nothing about the rate.
     first = min(spec.mix.steps_ahead, len(at_s) // 2)
     taken_s = at_s[-1] - at_s[first - 1]
     return Rate(

@@ -1,1 +1,1 @@
-"""What is made of documents outside of a run: a sample corpus, pages that show samples, tokens ahead of a run."""
+"""Verbs on documents outside of a run: a sample corpus, pages that show samples, and tokens made before a run."""

@@ -32,13 +32,13 @@ from omniload.source.sample_data.kept import SampleCorpus, SampleSource
 __all__ = ["MIX_NAME", "sample", "sample_mix"]
 
 MIX_NAME = "mix.yaml"
-"""The mix file that is put beside the corpus."""
+"""The mix file that is written next to the corpus."""
 
 _BAR_WIDTH = 40
 _BYTES = 12 << 20
-"""Text of a corpus where nobody says."""
+"""Default size of a corpus's text, in bytes."""
 _LEAST_BYTES = 16 << 10
-"""Text of a corpus; of less some sources, or all, get no document."""
+"""Least size of a corpus's text. With less, some sources, or all, would get no document."""
 _WEIGHTS = (
     {
         "modules": 40,
@@ -58,7 +58,7 @@ _WEIGHTS = (
     },
 )
 SCHEMA_NAME = "mix.schema.json"
-"""The schema that an editor checks it by."""
+"""The schema with which an editor checks the mix file."""
 _HEAD = (
     f"# yaml-language-server: $schema={SCHEMA_NAME}\n"
     "# The mix of this corpus; examples/quickstart.yaml explains every key.\n"
@@ -80,7 +80,7 @@ _DRAWN: dict[str, dict[str, object]] = {
         "transforms": _PATCHES,
     },
 }
-"""The sources of drawn images, as a mix file in their folder says them."""
+"""The sources of drawn images, as declared in a mix file in their folder."""
 
 
 @click.command
@@ -116,7 +116,7 @@ def sample(folder: Path, size: int | None, images: bool, as_json: bool) -> None:
     with progress("building the corpus", 1.0) as advance:
         done = 0.0
 
-        # The corpus tells how far it is, a bar takes how much was added.
+        # The corpus reports its total progress, but a bar takes increments.
         def tell(_what: str, part: float) -> None:
             nonlocal done
             advance(part - done)
@@ -139,7 +139,7 @@ def sample(folder: Path, size: int | None, images: bool, as_json: bool) -> None:
 
 
 def sample_mix(corpus: SampleCorpus) -> dict[str, object]:
-    """Return a mix of the corpus, as a mix file in its folder says it: that of the quickstart."""
+    """Return a mix of the corpus, as declared in a mix file in its folder; it is the mix of the quickstart."""
     names = [source.name for source in corpus.sources]
     first, later = ({name: weights[name] for name in names} for weights in _WEIGHTS)
     return {
@@ -161,8 +161,8 @@ def sample_mix(corpus: SampleCorpus) -> dict[str, object]:
 
 
 def _draw(folder: Path, *, as_json: bool) -> None:
-    """Draw images into a folder that holds nothing else; the mix file, written last, says that they are whole."""
-    # An extra, which a corpus of text does without.
+    """Draw images into an empty folder; the mix file is written last, and shows that they are complete."""
+    # The images need an extra, which a text corpus does without.
     from omniload.source.sample_data.images import build_sample_images  # noqa: PLC0415
 
     built = not (folder / MIX_NAME).exists()
@@ -182,7 +182,7 @@ def _draw(folder: Path, *, as_json: bool) -> None:
 
 
 def _drawn_mix() -> dict[str, object]:
-    """Return a mix of drawn images, as a mix file in their folder says it."""
+    """Return a mix of drawn images, as declared in a mix file in their folder."""
     return {
         "version": 1,
         "seed": 1,
@@ -197,7 +197,7 @@ def _drawn_mix() -> dict[str, object]:
 def _write_mix(folder: Path, mix: dict[str, object]) -> Path:
     path = folder / MIX_NAME
     if not path.exists():
-        # The schema first: beside a mix that is there nothing is written again.
+        # The schema comes first, because nothing is written again if a mix file exists.
         schema = json.dumps(mix_schema(), indent=2) + "\n"
         write_whole(path.with_name(SCHEMA_NAME), schema.encode())
         write_whole(path, (_HEAD + yaml.safe_dump(mix, sort_keys=False)).encode())
@@ -237,7 +237,7 @@ def _sources_table(sources: Sequence[SampleSource]) -> Table:
 
 
 def _histogram(sources: Sequence[SampleSource]) -> Table:
-    """Lay out how many documents and how many of their tokens are how long: few hold most."""
+    """Lay out the lengths of documents, and their shares of the tokens: a few documents hold most tokens."""
     most = max(len(source.lengths_log2) for source in sources)
     counts = [
         [source.lengths_log2[i] if i < len(source.lengths_log2) else 0 for source in sources]

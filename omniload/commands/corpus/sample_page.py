@@ -1,4 +1,4 @@
-"""A page of documents, each whole with its images, for ``mix audit --html`` and ``mix preview --html``."""
+"""A page of whole documents with their images, for ``mix audit --html`` and ``mix preview --html``."""
 
 import base64
 import io
@@ -21,7 +21,7 @@ from omniload.source.transforms.image_patches import pixels_of
 __all__ = ["Document", "Drawer", "Part", "image_transforms", "page_of", "sample_images"]
 
 _MOST_DOCUMENTS = 2_000
-"""Documents of a page: a browser shows them, and a step may hold a hundred times as many."""
+"""Most documents of a page, because a browser must show them and a step may have a hundred times as many."""
 _HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
@@ -53,7 +53,7 @@ Part = str | NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A document, or a piece of one, as the page shows it."""
+    """A document, or a piece of a document, as shown on the page."""
 
     heading: str
     parts: Sequence[Part]
@@ -73,7 +73,7 @@ def sample_images(batches: Sequence[Batch]) -> dict[SampleKey, list[BatchImage]]
 
 
 def image_transforms(mix: MixConfig) -> dict[int, ImagesTransform]:
-    """Return what makes patches of the images of each source that has some, by its number."""
+    """Return the transform that makes patches from images, for each source with images, by its number."""
     return {
         number: transform
         for number, name in enumerate(mix.names)
@@ -83,7 +83,7 @@ def image_transforms(mix: MixConfig) -> dict[int, ImagesTransform]:
 
 
 class Drawer:
-    """Takes the tokens of a sample apart into texts and images."""
+    """Splits the tokens of a sample into texts and images."""
 
     def __init__(
         self,
@@ -100,10 +100,10 @@ class Drawer:
         tokens: NDArray[np.int32],
         trained_T: NDArray[np.bool_] | None = None,
     ) -> list[Part]:
-        """Return texts and images of a piece of a sample, in their order.
+        """Return the texts and images of a piece of a sample, in their order.
 
-        Where ``trained_T`` says which of its tokens are trained on, special tokens are shown as well: whether the one
-        that ends a turn is learnt is what people look for.
+        If ``trained_T`` says which tokens are trained on, special tokens are shown too, because readers want to see
+        whether the token that ends a turn is learnt.
         """
 
         def texts(begin: int, end: int) -> Iterator[Part]:
@@ -130,7 +130,7 @@ def _in_turn(
 ) -> Iterator[Part]:
     at = 0
     for image in images:
-        # An image is never cut: its tokens are the next so many that hold a place.
+        # An image is never cut, so its tokens are the next ones that hold a place, as many as it has.
         first = at + int(np.argmax(tokens[at:] == placeholder))
         yield from texts(at, first)
         patches = image.values_V.reshape(-1, config.values_per_patch)
@@ -140,7 +140,7 @@ def _in_turn(
 
 
 def page_of(title: str, documents: Sequence[Document], fewer: str) -> str:
-    """Return the page: one file that loads nothing, so that it can be sent; ``fewer`` says how others are chosen."""
+    """Return the page as one file that loads nothing else, so that it can be sent; ``fewer`` says how to show fewer."""
     shown = documents[:_MOST_DOCUMENTS]
     lines = [_HEAD.format(title=escape(title))]
     if len(shown) < len(documents):
@@ -156,7 +156,7 @@ def _part(part: Part) -> str:
         return f"<mark>{escape(part)}</mark>"
     if isinstance(part, str):
         return escape(part)
-    from PIL import Image  # noqa: PLC0415 -- an extra, there where images were decoded
+    from PIL import Image  # noqa: PLC0415 -- an extra, which is installed if images were decoded
 
     height, width, _ = part.shape
     out = io.BytesIO()

@@ -1,4 +1,4 @@
-"""``omniload mix tokenise``: fill the token cache of a mix before its run, by processes of this host."""
+"""``omniload mix tokenise``: fills the token cache of a mix before its run, with processes of this host."""
 
 import multiprocessing
 import os
@@ -43,7 +43,7 @@ from omniload.source.token_cache.opening import open_token_cache
 __all__ = ["serve", "tokenise"]
 
 _ENDS_S = 10.0
-"""How long a process has to end once nothing is asked of it any more."""
+"""Time that a process has to end once it is not asked for anything more."""
 
 
 class _Share(click.ParamType[tuple[int, int]]):
@@ -65,18 +65,18 @@ class _Share(click.ParamType[tuple[int, int]]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Made:
-    """What became of the units of a source."""
+    """Results for the units of a source."""
 
     source: str
     units: int
-    """All that hold a record."""
+    """Number of all units with a record."""
     kept_before: int
     made: int
-    """By this command."""
+    """Number of units made by this command."""
     tokens: int
-    """In those."""
+    """Number of tokens in those units."""
     why: str
-    """Why its tokens are not kept; empty where they are."""
+    """Why tokens of the source are not kept; empty if they are."""
 
 
 @click.command
@@ -129,7 +129,7 @@ def tokenise(  # noqa: PLR0913 -- one for each option
             f"{file}: names no token cache to fill; say loader: {{token_cache: {{path: FOLDER}}}}, where its runs "
             "take tokens from too"
         )
-    # For its refusals: what is wrong has a line in the file, and is told before hours go into tokens.
+    # Called for its errors: a fault has a line in the file, and is reported before hours of work on tokens.
     find_sources(spec, file, sources_in_silence(spec.mix, store_timeout, file))
     began_s = time.monotonic()
     found = _found(spec)
@@ -166,7 +166,7 @@ def _print(made: Sequence[_Made], spec: PlaneSpec, seconds: float) -> None:
 
 
 def _found(spec: PlaneSpec) -> list[CachedUnits]:
-    """Return what the cache has of each source."""
+    """Return the cached units of each source."""
     cache = open_token_cache(spec.mix.loader.token_cache, spec.mix.tokenizer, spec.base_dir)
     assert cache is not None, "the mix names one"
     found = []
@@ -181,10 +181,10 @@ def _found(spec: PlaneSpec) -> list[CachedUnits]:
 def _make(
     spec: PlaneSpec, found: Sequence[CachedUnits], share: tuple[int, int], workers: int
 ) -> list[_Made]:
-    """Have units made by processes, and return what became of those of each source.
+    """Have processes make units, and return the results for each source.
 
     Raises:
-        OmniloadError: A source cannot be read, the cache takes no more, or a process was lost.
+        OmniloadError: A source cannot be read, the cache is full, or a process was lost.
     """
     number, of = share
     stretches = [each for units in found for each in stretches_of(units, number - 1, of)]
@@ -210,7 +210,7 @@ def _make(
 def _units_made(
     spec: PlaneSpec, stretches: Sequence[Stretch], workers: int
 ) -> Iterator[tuple[str, int]]:
-    """Yield the source and the tokens of each unit as it is kept."""
+    """Yield the source and the number of tokens of each unit when it is kept."""
     left, limit_s = deque(stretches), spec.mix.runtime.stuck_after
     with ExitStack() as held:
         busy: dict[Connection, _Worker] = {}
@@ -234,7 +234,7 @@ def _units_made(
 
 
 class _Worker:
-    """A process that makes the tokens of one stretch after the other; it ends with this one."""
+    """A process that makes the tokens of one stretch after another; it ends with this process."""
 
     def __init__(self, spec: PlaneSpec, number: int) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -242,8 +242,9 @@ class _Worker:
         self._process = spawn.Process(
             target=serve, args=(spec, its, os.getpid()), name=f"worker {number}", daemon=True
         )
-        # Ctrl-C goes to all processes of a terminal, and the one that asks ends this one: it begins, and stays, deaf
-        # to it. The first would start the tracker of resources on its way, which unblocks the signal for all.
+        # Ctrl-C reaches all processes of a terminal, and this process ends the worker. So the worker starts with the
+        # signal blocked, and keeps it blocked. The resource tracker starts before, because it unblocks the signal for
+        # all: the first worker would start it on its way.
         resource_tracker.ensure_running()
         held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -259,12 +260,12 @@ class _Worker:
 
     def __exit__(self, *_: object) -> None:
         self.pipe.close()
-        # What it is at is kept whole or not at all, and made anew by the next command.
+        # The unit under way is kept whole or not at all, and the next command makes it anew.
         self._process.kill()
         self._process.join(_ENDS_S)
 
     def begin(self, stretch: Stretch) -> None:
-        """Have it make a stretch."""
+        """Have the process make a stretch."""
         self.stretch, self._at, self.heard_s = stretch, 0, time.monotonic()
         try:
             self.pipe.send(stretch)
@@ -273,11 +274,11 @@ class _Worker:
 
     @property
     def has_more(self) -> bool:
-        """Whether units of its stretch are to come."""
+        """Whether units of its stretch are still to come."""
         return self._at < len(self.stretch.units)
 
     def heard(self) -> int:
-        """Return the tokens of a unit that it has made; raise what went wrong there."""
+        """Return the number of tokens of the unit just made; raise the error of the process."""
         try:
             found = self.pipe.recv()
         except (EOFError, OSError) as error:
@@ -299,7 +300,8 @@ class _Worker:
         self._process.join(_ENDS_S)
         code = self._process.exitcode
         ended = f"{self._doing()} has ended (exit {code})"
-        if code is not None and code >= 0:  # it would have said what is wrong outside
+        # A fault outside of omniload would have been sent through the pipe.
+        if code is not None and code >= 0:
             return DefectError(
                 f"{ended}, a fault of omniload; please report it with the lines above"
             )
@@ -315,12 +317,12 @@ class _Worker:
 
 
 def serve(spec: PlaneSpec, pipe: Connection, opener: int) -> None:
-    """Make the tokens of stretches, unit by unit, until the other end of the pipe is closed or one cannot be made."""
+    """Make the tokens of stretches, unit by unit, until the other end of the pipe is closed or a unit fails."""
     end_with(opener)
     spare_host()
     keep_freed()
     opened = _Opened(spec)
-    with suppress(EOFError, OSError):  # nobody asks any more
+    with suppress(EOFError, OSError):  # no process asks any more
         while True:
             stretch: Stretch = pipe.recv()
             for unit in stretch.units:
@@ -331,7 +333,7 @@ def serve(spec: PlaneSpec, pipe: Connection, opener: int) -> None:
 
 
 class _Opened:
-    """The source that a process makes tokens of."""
+    """The source that a process is making tokens of."""
 
     def __init__(self, spec: PlaneSpec) -> None:
         self._spec = spec
@@ -339,12 +341,12 @@ class _Opened:
         self._source: RecordSource | None = None
 
     def tokens_of(self, name: str, unit: int) -> int | OmniloadError:
-        """Make and keep the tokens of a unit; return how many they are, or what went wrong."""
+        """Make and keep the tokens of a unit; return their number, or the error."""
         try:
             if self._source is None or self._source.name != name:
                 self._source = self._open(name)
             tokens, is_kept = self._source.make_tokens(unit)
-        except Exception as error:  # noqa: BLE001 -- told by the process that asks, a fault of ours as one
+        except Exception as error:  # noqa: BLE001 -- the asking process reports it, and a defect of ours as such
             return project_error(error, f"the tokens of unit {unit} of {name}")
         if is_kept:
             return tokens

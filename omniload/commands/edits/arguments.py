@@ -1,4 +1,4 @@
-"""Arguments of the verbs that change a mix: weights and amounts as words, a source as a file, a step to begin at."""
+"""Arguments of the verbs that change a mix: weights and amounts as words, a source as a file, a first step."""
 
 import math
 import os
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _PATTERN = re.compile(r"[*?\[{]")
-"""What begins a glob, or braces."""
+"""Matches the first character of a glob, or a brace."""
 _AMOUNT = re.compile(r"([0-9][0-9_.]*[A-Za-z]{0,2}?)\s*(epoch|sample|token)s?")
 Source = TypeVar("Source", bound=SourceBase)
 
@@ -57,7 +57,7 @@ class _At(click.ParamType[int | None]):
             return value
         if value == "next":
             return None
-        # int() takes digits of every script, and as many as there are.
+        # int() would accept digits of every script, and any number of them.
         if str(value).isdecimal() and str(value).isascii() and len(str(value)) < 10:
             return int(value)
         raise click.BadParameter(f"{value!r} is neither next nor a step", ctx, param)
@@ -87,7 +87,7 @@ def checked(kind: type[StrictModel], fields: dict[str, object]) -> Any:  # noqa:
     """Build a change from arguments.
 
     Raises:
-        ConfigError: A name or a weight is none.
+        ConfigError: A name or a weight is invalid.
     """
     try:
         return kind.model_validate(fields)
@@ -99,7 +99,7 @@ def what_is_set(texts: tuple[str, ...]) -> SetWeights | SetAmounts:
     """Return the change that ``web=0.2 code=0.8`` or ``web=2epochs code=5Gtokens`` asks for.
 
     Raises:
-        ConfigError: A text is neither, or a source is named twice, or both are given.
+        ConfigError: A text is neither a weight nor an amount, a source is named twice, or both kinds are given.
     """
     weights: dict[str, float] = {}
     amounts: dict[str, Amount] = {}
@@ -128,7 +128,7 @@ def what_is_set(texts: tuple[str, ...]) -> SetWeights | SetAmounts:
 
 
 def _faults_of(error: ValidationError) -> str:
-    """Say what is wrong with each argument of a change: the value found, and what to give."""
+    """Return what is wrong with each argument of a change: the value found, and what to give."""
     return "; ".join(map(_fault, error.errors()))
 
 
@@ -142,24 +142,24 @@ def _weight_of(value: str) -> float | None:
         weight = float(value)
     except ValueError:
         return None
-    # float() takes nan for a number, and no limit refuses it: it is neither below nor above.
+    # float() accepts nan as a number, and no limit refuses it, because it is neither below nor above a limit.
     return None if math.isnan(weight) else weight
 
 
 def amount_of(value: str) -> Amount | None:
-    """Return the amount that a text such as ``2epochs`` or ``5Gtokens`` means; ``None`` where it is none.
+    """Return the amount that a text such as ``2epochs`` or ``5Gtokens`` means; ``None`` if the text is no amount.
 
     Raises:
-        ConfigError: It is one that no mix file may give.
+        ConfigError: It is an amount that a mix file may not give.
     """
     found = _AMOUNT.fullmatch(value)
     if found is None:
         return None
     number, kind = found[1], f"{found[2]}s"
     try:
-        # Epochs may be a fraction; of samples and tokens the field itself reads 50k and 5G.
+        # Epochs may be a fraction; for samples and tokens, the field itself reads 50k and 5G.
         return Amount.model_validate({kind: float(number) if kind == "epochs" else number})
-    except ValueError as error:  # a ValidationError is one too
+    except ValueError as error:  # includes ValidationError
         said = said_of_fault(error.errors()[0]) if isinstance(error, ValidationError) else error
         raise ConfigError(f"{value!r:.60} is no amount: {said}; say 2epochs or 5Gtokens") from error
 
@@ -174,7 +174,7 @@ def declared_in(file: Path, name: str) -> SourceConfig:
     """Return the source that a file declares under a name.
 
     Raises:
-        ConfigError: It is no YAML of sources, as where it is the data itself, or declares none of that name.
+        ConfigError: The file is no YAML of sources, for instance the data itself, or declares no source of that name.
     """
     try:
         sources = load_yaml(file, _Fragment).sources
@@ -192,20 +192,20 @@ def declared_in(file: Path, name: str) -> SourceConfig:
 
 
 def with_absolute_paths(source: Source, folder: Path) -> Source:
-    """Return a source whose relative paths start at ``folder`` with absolute ones; URLs stay as they are."""
+    """Return a source whose relative paths, which start at ``folder``, are absolute; URLs stay as they are."""
     return _with_paths(source, lambda path: str(folder / path))
 
 
 def with_real_paths(source: Source) -> Source:
-    """Return a source with one spelling of each absolute path: without links and ``..``, which is no other source."""
+    """Return a source with each absolute path in one spelling, without links and ``..``; it reads the same files."""
     return _with_paths(source, real_path)
 
 
 def real_path(path: str) -> str:
-    """Return one spelling of a local path; of a pattern, of the folders in front of it."""
+    """Return one spelling of a local path; for a pattern, of the folders in front of it."""
     parts = Path(path).parts
     fixed = next((i for i, part in enumerate(parts) if _PATTERN.search(part)), len(parts))
-    # realpath, which refuses no links in a circle; a folder that is not there yet stays as it is written.
+    # realpath does not refuse links in a circle, and leaves a folder that does not exist yet as it is written.
     return str(Path(os.path.realpath(Path(*parts[:fixed])), *parts[fixed:]))
 
 

@@ -1,4 +1,4 @@
-"""Asking for a change of a run's mix: of the plane that is up, or where none is, of the run's own files."""
+"""Requests for a change of a run's mix: from the plane that is up or, without a plane, in the run's own files."""
 
 import os
 import time
@@ -58,27 +58,28 @@ def change_mix(
 
     Args:
         run: Folder of the run.
-        change: What is wanted.
-        at: First step that it is to hold at; ``None`` for the first that is not planned.
+        change: The change.
+        at: First step that the change is to apply to; ``None`` for the first step that is not planned.
         timeout_s: Longest wait for the plane's answer.
-        at_rest: Whether a run that no plane is up for is changed, from behind all that it has planned.
+        at_rest: Whether to change a run without a plane, from the end of its planned steps on.
 
     Raises:
-        OmniloadError: It is refused, and nothing has changed.
+        OmniloadError: The change is refused, and nothing has changed.
         StateError: There is no run.
-        UnavailableError: The plane did not answer in time, is up on a host that this one hears nothing of, or somebody
-            else is changing the mix; without ``at_rest``, none is up.
+        UnavailableError: The plane did not answer in time, is up on a host that this one cannot hear, or another
+            command is changing the mix; or, without ``at_rest``, no plane is up.
     """
-    require_no_secrets(change)  # before it is asked: the question is a file too
+    require_no_secrets(change)  # before the request, because the request is a file too
     if isinstance(change, AddSource):
         _require_utf8(change)
     if not (run / LOCK_NAME).exists():
         raise no_run_in(run, LOCK_NAME)
     try:
-        # One asks at a time: a plane has one file for questions, and one for answers.
+        # One command asks at a time, because a plane has one file for requests and one for answers.
         with locked(run / _ASKING_NAME, waits=False):
             try:
-                # A plane that is up has it; where it can be had there is none, and one that opens waits for this.
+                # A plane that is up holds the lock. If it can be taken, no plane is up, and one that opens waits for
+                # it.
                 held = FileLock(run / LOCK_NAME, shared=True)
             except BlockingIOError as error:
                 _require_no_skip(run, change, str(error.strerror))
@@ -98,10 +99,10 @@ def change_mix(
 
 
 def _require_utf8(change: AddSource) -> None:
-    """Refuse a source that JSON cannot hold: asked for and kept it is that, whatever paths a mix file may name.
+    """Refuse a source that JSON cannot represent, whatever paths a mix file may name, because the request is JSON.
 
     Raises:
-        ConfigError: Naming its path.
+        ConfigError: The message names the path.
     """
     try:
         change.model_dump_json()
@@ -124,37 +125,37 @@ def _require_no_skip(run: Path, change: Change, holder: str) -> None:
 def _ask_plane(
     run: Path, change: Change, at: int | None, timeout_s: float, holder: str
 ) -> EditTaken:
-    """Ask the plane that is up, open in ``holder``, and wait for its answer; raises as ``change_mix``."""
+    """Ask the plane that is up, open in ``holder``, and wait for its answer; raises the errors of ``change_mix``."""
     request = EditRequest(id=uuid.uuid4().hex, change=change, at=at)
     place = run / REQUEST_NAME
     until_s = time.monotonic() + timeout_s
-    # The plane's user must read what root asks.
+    # The plane's user must be able to read what root asks.
     write_whole(place, request.model_dump_json().encode(), mode=0o600 if os.geteuid() else 0o644)
     try:
-        # An answer to somebody's earlier question may lie there yet: their ids tell them apart.
+        # An answer to an earlier request may still be there; the ids distinguish them.
         while (answer := _answer_in(run / ANSWER_NAME, request.id)) is None:
             if time.monotonic() > until_s:
                 raise UnavailableError(
                     f"the data plane of {run}, open in {holder}, did not answer within {timeout_s:g} s; whether the "
                     f"change is taken up, {run / EDITS_NAME} says"
                 )
-            # By files: what the command and the plane share for certain is the folder of the run.
+            # By files, because the run's folder is the one thing that the command and the plane surely share.
             time.sleep(_LOOK_S)
     finally:
-        # Answered or not: a plane that comes up later must not take up what nobody waits for any more.
+        # Removed with or without an answer, because a later plane must not carry out an abandoned request.
         with suppress(OSError):
             place.unlink()
     if answer.taken is None:
-        # By name: the plane may be of another release, with errors that this one does not have.
+        # The error is looked up by name, because a plane of another release may have errors that this release lacks.
         raise _ERRORS.get(answer.kind, OmniloadError)(str(answer.refused))
     return answer.taken
 
 
 def _answer_in(place: Path, asked: str) -> EditAnswer | None:
-    """Return the answer to a question, by its id; ``None`` where none is there yet.
+    """Return the answer to a request, by its id; ``None`` if there is none yet.
 
     Raises:
-        StateError: It is there, in words that this release does not know.
+        StateError: The answer is in a form that this release does not know.
     """
     try:
         content = read_kept_file(place, most_bytes=_MOST_BYTES, what="an answer")
@@ -164,7 +165,7 @@ def _answer_in(place: Path, asked: str) -> EditAnswer | None:
         answer = EditAnswer.model_validate_json(content)
     except ValidationError as error:
         if id_in(content) != asked:
-            return None  # to somebody else, of another release; ours comes over it
+            return None  # of another release, to another command; our answer will replace it
         raise StateError(
             f"{place}: the data plane has answered, in words of another release than this one ({fault_in(error)}): "
             f"whether the change is taken up, {EDITS_NAME} beside it says; ask with the release that the run is of"

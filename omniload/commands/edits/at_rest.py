@@ -1,4 +1,4 @@
-"""Changing the mix of a run that no plane is up for: by its own files, as the planner would have."""
+"""Changes of the mix of a run without a plane: in the run's own files, with the same result as by its planner."""
 
 import socket
 import time
@@ -36,17 +36,17 @@ _LOOK_S = 0.25
 
 
 def change_at_rest(run: Path, change: Change, at: int | None) -> EditTaken:
-    """Note a change in the folder of a run; it holds once the run goes on.
+    """Note a change in the folder of a run; it takes effect when the run continues.
 
     Args:
         run: Folder of the run, whose lock the caller holds.
-        change: What is wanted.
-        at: First step that it is to hold at; ``None`` for the first that is not planned.
+        change: The change.
+        at: First step that the change is to apply to; ``None`` for the first step that is not planned.
 
     Raises:
-        OmniloadError: It is refused, and nothing has changed.
+        OmniloadError: The change is refused, and nothing has changed.
         StateError: The folder does not say what the run's mix is.
-        UnavailableError: A plane of the run is up on a host whose locks are not seen here.
+        UnavailableError: A plane of the run is up on a host whose locks are invisible here.
     """
     if not (run / RUN_RECORD_NAME).exists():
         raise StateError(
@@ -63,18 +63,18 @@ def change_at_rest(run: Path, change: Change, at: int | None) -> EditTaken:
         return EditTaken.of(history, after, planned, planned, at_rest=True)
     step = planned if at is None else at
     if isinstance(change, SkipShard):
-        # As steps are skipped: the run goes on from a checkpoint of this step or before.
+        # As with skipped steps, the run continues from a checkpoint of this step or an earlier one.
         change = _shard_in(change, history.latest, life.base_dir, index_folder(life.mix_path))
     else:
-        # First: where a skip cannot be undone any more, no later step will do.
+        # This comes first: if a skip cannot be undone any more, no later step helps.
         undone_by(history, change, step, at_rest=step >= planned)
-        # What was trained once stays as it was: attempts of a run see the same samples.
+        # Steps that were trained on stay as they were, because all attempts of a run see the same samples.
         require_open(step, planned=planned, end=None, ended=False)
-    # Edited without facts first: that mix has the new source, under the number that it is opened by.
+    # The edit is tried without facts first, because the resulting mix has the new source and the number to open it by.
     facts = _facts_of(life, history.tried(change, step)) if isinstance(change, AddSource) else None
 
     def was_gone_through(name: str, epochs: float) -> bool:
-        # Looked up when a stage waits for a source that is drawn no more, which is seldom: a journal may be long.
+        # Looked up only if a stage waits for a source that is no longer drawn. This is rare, and a journal may be long.
         state, records_S = _stand_of(run, history, min(step, planned))
         return gone_through_in(history, state, records_S)(name, epochs)
 
@@ -89,9 +89,9 @@ def change_at_rest(run: Path, change: Change, at: int | None) -> EditTaken:
 def _require_drawable(
     run: Path, before: History, after: History, planned: int, facts: SourceFacts | None
 ) -> None:
-    """Refuse amounts that the run has passed; how far it is, its journal says."""
+    """Refuse amounts that the run has already exceeded, according to its journal."""
     state, records_S = _stand_of(run, before, planned)
-    # The journal's fingerprint does not have the source yet that this edit brings.
+    # The journal's fingerprint does not yet have the source that this edit adds.
     if facts is not None:
         records_S.append(facts.positions_per_epoch)
     _, entered = before.entered(state)
@@ -99,10 +99,10 @@ def _require_drawable(
 
 
 def _stand_of(run: Path, history: History, step: int) -> tuple[MixState, list[int]]:
-    """Return the state before a step, as the journal of a run gives it, and the raw records of each source.
+    """Return the state before a step, from the journal of a run, and the raw records of each source.
 
     Raises:
-        StateError: The journal does not reach back to it, or is damaged.
+        StateError: The journal does not reach back to the step, or is damaged.
     """
     base, records = read_journal(journal_of(run), step)
     fingerprint = fingerprint_in(base)
@@ -115,7 +115,7 @@ def planned_to(run: Path, history: History) -> int:
     """Return the first step that is not planned, or will be planned again."""
     tail = read_tail(journal_of(run), 0)
     last = tail.records[-1]["revision"] if tail.records else tail.base.get("mix_revision")
-    # The journal has steps that a skip since has left out, until the run goes on and plans them anew.
+    # The journal keeps steps that a later skip has left out, until the run continues and plans them anew.
     return int(min(tail.next_step, history.replanned_from(last if isinstance(last, int) else 0)))
 
 
@@ -123,8 +123,8 @@ def _skipping(run: Path, history: History, change: SkipSteps, planned: int) -> H
     """Return the history in which steps that were trained on are left out.
 
     Raises:
-        ConfigError: They are not trained on, or lie before others that are skipped.
-        StateError: The journal does not hold them.
+        ConfigError: The steps are not trained on, or come before other skipped steps.
+        StateError: The journal does not contain them.
     """
     if change.stop > planned:
         raise ConfigError(
@@ -143,23 +143,23 @@ def _skipping(run: Path, history: History, change: SkipSteps, planned: int) -> H
             f"the journal of {run} begins at step {begun}, step {change.first} is before it; skip later steps"
         )
     base, records = read_journal(journal, change.stop)
-    # The first of them draws what the step behind the last would have drawn.
+    # The first of the steps draws what the step after the last would have drawn.
     behind = fold(history, base, records, fingerprint_in(base), change.stop)
     return history.edited(change, change.first, behind=behind, at_rest=True)
 
 
 def _require_at_rest(run: Path) -> None:
-    """Refuse a run whose plane is up on another host: not every network file system passes locks on.
+    """Refuse a run whose plane is up on another host, because not every network file system passes locks on.
 
-    The clock of that host may be another: a plane is up whose status is young, or changes as it is looked at.
+    The clock of that host may differ. So a plane counts as up if its status is young, or changes while it is observed.
 
     Raises:
-        UnavailableError: Naming that host.
+        UnavailableError: A plane is up; the message names its host.
     """
     try:
         status = read_status(run)
     except StateError:
-        return  # none was written, or by another release: the lock alone decides
+        return  # no status was written, or by another release, so the lock alone decides
     if status.host == socket.gethostname():
         return
     pulse, until_s = Pulse(run), time.monotonic() + UP_S
@@ -194,11 +194,11 @@ def _facts_of(life: RunLife, history: History) -> SourceFacts:
 def _shard_in(
     change: SkipShard, mix: MixConfig, base_dir: Path, cache_dir: Path | None
 ) -> SkipShard:
-    """Return the change with the shard that it means; of all sources files are listed, of those that have it opened.
+    """Return the change with the shard that it means; lists the files of all sources, and opens those with the shard.
 
     Raises:
         ConfigError: There is no such shard or source, or there are several shards.
-        OmniloadError: A source cannot be listed, or opened.
+        OmniloadError: A source cannot be listed or opened.
     """
     names = [name for name in mix.names if change.source in (None, name)]
     with LimitedCalls("omniload-listing") as calls:
@@ -211,7 +211,7 @@ def _shard_in(
         }
     having = [name for name in names if shards_like(change, {name: listed[name]}).matches]
     if change.source is not None:
-        having = names  # its shards may be groups of files, which no listing names
+        having = names  # the source's shards may be groups of files, which no listing names
     if not having:
         return shard_meant(change, mix.names, [shards_like(change, listed)])
     shell = LoaderShell(

@@ -1,6 +1,6 @@
-"""Whether the data plane of a run is up, as seen from outside, and commands that go on for as long as it is.
+"""Whether the data plane of a run is up, as seen from outside, and commands that run as long as the plane does.
 
-It is seen by what the plane writes into the run's folder.
+The plane is observed through the files that it writes into the run's folder.
 """
 
 import math
@@ -16,13 +16,14 @@ from omniload.base.errors import StateError
 __all__ = ["UP_S", "Pulse", "said_of_end", "while_up"]
 
 _GONE_S = 60.0
-"""A status that is older is of a plane that has ended: a restart of its job takes less, or one looks again."""
+"""Age at which a status shows that the plane has ended. A restart of its job takes less time, or the user calls
+again."""
 UP_S = 5.0
-"""One that is younger is of a plane that is up."""
+"""Age below which a status shows that the plane is up."""
 
 
 def said_of_end(run: Path) -> str:
-    """Say that the run of a folder has ended, by its last status; nothing where its plane may be up."""
+    """Return a sentence that the run of a folder has ended, from its last status; empty if its plane may be up."""
     try:
         status = read_status(run)
     except StateError:
@@ -30,15 +31,15 @@ def said_of_end(run: Path) -> str:
     age_s = time.time() - status.written_at
     if status.has_ended:
         return "the run has ended"
-    # One that was killed could not say so.
+    # A killed run could not write that it ended.
     return f"the run was killed, or was not heard of for {age_s:.0f} s" if age_s > _GONE_S else ""
 
 
 class Pulse:
     """Whether the plane of a run is up: its status is written every second.
 
-    The time in it is that of another clock, be it of this host: it may lie in the future. So what counts is when it was
-    seen to change, and its age at the first look alone.
+    The time in the status is that of another clock, even on this host, and may be in the future. So the time at which
+    the status was seen to change counts; its age counts only at the first look.
     """
 
     def __init__(self, run: Path) -> None:
@@ -46,8 +47,8 @@ class Pulse:
         self._written_at = self._status()
         age_s = math.inf if self._written_at is None else time.time() - self._written_at
         self.was_up = 0 <= age_s <= UP_S
-        """Whether it was seen to be up."""
-        # From the future: not known to be up, and with the time left to be seen to change.
+        """Whether the plane was seen to be up."""
+        # A time in the future does not show that the plane is up; there is still time to see the status change.
         silent_s = 2 * UP_S if age_s < 0 else min(age_s, _GONE_S)
         self._changed_s = time.monotonic() - silent_s
 
@@ -58,7 +59,7 @@ class Pulse:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether none is up at this moment, and one may be started yet."""
+        """Whether no plane is up at this moment, although one may still be started."""
         return UP_S < self.silent_s() < _GONE_S
 
     def is_up(self) -> bool:
@@ -83,15 +84,15 @@ class Pulse:
 def while_up(
     run: Path, look: Callable[[], None], *, every_s: float, goes_on: str, instead: str, after: str
 ) -> None:
-    """Call ``look`` again and again until the plane of a run has ended, or Ctrl-C.
+    """Call ``look`` repeatedly until the plane of a run has ended, or until Ctrl-C.
 
     Args:
         run: Folder of the run.
-        look: Does what is due; what it raises ends the command.
+        look: Does what is due; an error that it raises ends the command.
         every_s: Seconds between two calls.
-        goes_on: What goes on if a plane is started soon: ``watching``.
-        instead: What to do for a run without a plane, as words behind "start the run and".
-        after: What holds once the plane has ended.
+        goes_on: What continues if a plane is started soon: ``watching``.
+        instead: What to do for a run without a plane, as words that follow "start the run and".
+        after: What is true once the plane has ended.
 
     Raises:
         StateError: No plane was up.

@@ -1,4 +1,4 @@
-"""``omniload mix skip``: leaves out what made the loss of a run jump."""
+"""``omniload mix skip``: leaves out the steps, the shard or the source that made the loss of a run jump."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def skip(  # noqa: PLR0913 -- one for each option
       omniload mix skip demo/run --shard docstrings/part-001.jsonl
       omniload mix skip demo/run --source notices
     """  # noqa: D301 -- click's own marker
-    # --source alone is a choice of its own; beside --shard it says whose file is meant.
+    # --source alone is a choice of its own; with --shard, it says which source's file is meant.
     if sum(each is not None for each in (steps, shard or name)) != 1 or shard == "":
         raise ConfigError(
             "say what to skip: --steps A:B, --shard FILE or --source NAME, one of them; --source beside --shard says "
@@ -85,7 +85,7 @@ def skip(  # noqa: PLR0913 -- one for each option
 
 
 def _how_to_go_back(step: int) -> str:
-    """Return how a run at rest comes to draw a step anew: of step 0 there is no state."""
+    """Return how a run at rest can draw a step again; there is no state of step 0."""
     if not step:
         return (
             "begin it anew in this folder, without a state: omniload.open without state=, or omniload train run FILE "

@@ -1,4 +1,4 @@
-"""``omniload mix steer``: a policy moves the weights of a run while it goes on, by edits like anybody's."""
+"""``omniload mix steer``: a policy moves the weights of a running run, by the same edits that a user makes."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,27 +43,27 @@ _ANSWER_S = 60.0
 
 @dataclass(slots=True, kw_only=True)
 class Steering:
-    """Decides for one run, again and again."""
+    """Decides for one run, repeatedly."""
 
     run: Path
     config: SteeringConfig
     losses_from: int = field(init=False, default=0)
     """First step whose losses and rewards no decision has counted."""
     decided_at: int = field(init=False)
-    """First step that no rank had at the last decision: the next is due ``every`` steps later."""
+    """First step that no rank had at the last decision; the next decision is due ``every`` steps later."""
     _has_decided: bool = field(init=False, default=False)
     _pulse: Pulse = field(init=False)
     _told: TurnLosses | None = field(init=False, default=None)
-    """Losses by turns, of a policy that goes by them."""
+    """Losses by turns, for a policy that uses losses."""
 
     def __post_init__(self) -> None:
-        """Begin with where the run is.
+        """Begin at the run's present step.
 
         Raises:
             ConfigError: The run draws amounts.
         """
         history = self._history()
-        # At once, and not at the first decision, hours later: such a run has no shares that a policy could go on from.
+        # Refused here and not hours later at the first decision: such a run has no shares for a policy to move.
         if history.latest.mix.amounts is not None:
             raise ConfigError(
                 f"{self.run} draws amounts, and a policy moves weights; change amounts by omniload mix set, or start a "
@@ -71,25 +71,25 @@ class Steering:
             )
         self._pulse = Pulse(self.run)
         step = untaken_from(self.run, planned_to(self.run, history))
-        # A run that went back makes again what was decided before, up to where it had been: nobody decides that twice.
+        # A run that went back repeats the earlier decisions up to the step it had reached, so none is made twice.
         been_to = max(step, *(take_from(self.run / told, 0, lambda _: None) for told in TOLD))
         self.decided_at = max(step, _last_change(history, been_to))
 
     def look(self, *, now: bool = False) -> JsonObject | None:
-        """Take a decision that is due, or is wanted ``now``, and have the mix changed where it asks for that.
+        """Make a decision that is due, or wanted ``now``, and have the mix changed if the decision asks for it.
 
         Returns:
-            What was decided; ``None`` where nothing is due, or nothing was reported that it could go by.
+            The decision; ``None`` if none is due, or if nothing was reported to base it on.
 
         Raises:
-            OmniloadError: As for ``change_mix`` and ``decide``.
-            UnavailableError: It is due, and the plane has just died.
+            OmniloadError: See ``change_mix`` and ``decide``.
+            UnavailableError: A decision is due, and the plane has just died.
         """
         history = self._history()
         if (step := self._step_due(history, now=now)) is None:
             return None
         if not self._has_decided:
-            # What was reported before the last change is of other weights; one of a step to come has changed none yet.
+            # Reports from before the last change belong to other weights. A change at a later step had no effect yet.
             self.losses_from = _last_change(history, step)
         reported, _ = losses_by_source(self.run, self.losses_from, history.pair_sources, step)
         rewards, _ = rewards_by_source(self.run, self.losses_from, step)
@@ -116,41 +116,41 @@ class Steering:
             "after": dict(seen.shares),
             "revision": None,
         }
-        # Above 0 too: least may be 0, and an edit that moves nothing counts towards MOST_EDITS all the same.
+        # Also above 0: ``least`` may be 0, and an edit that moves nothing still counts towards MOST_EDITS.
         if moved > 0 and moved >= self.config.least:
-            # One that is due as a job dies waits for its next start: at rest it would hold from behind all that is
-            # planned, and that start may plan those steps anew.
+            # A decision that is due while a job dies waits for its next start. At rest, it would apply only after all
+            # planned steps, and the next start may plan those steps anew.
             change = SetWeights(weights=shares)
             taken = change_mix(self.run, change, None, _ANSWER_S, at_rest=now)
             step = taken.edit.step
             said |= {"step": step, "after": dict(taken.after), "revision": taken.edit.revision}
             said |= {"unsure": taken.unsure} if taken.unsure else {}
-        # Behind the change: one that the plane did not answer is decided again, from the same losses.
+        # Set after the change: if the plane does not answer, the decision is made again, from the same losses.
         self.losses_from, self._has_decided = max(self.losses_from, decided_for), True
-        # It may hold from a later step: ranks went on meanwhile.
+        # The change may apply from a later step, because ranks continued meanwhile.
         self.decided_at = max(decided_for, step)
         return said
 
     def _step_due(self, history: History, *, now: bool) -> int | None:
-        """Return the first step that no rank has, where a decision is due there or wanted ``now``."""
-        # Of a job that has died, or starts again, the folder tells of the start before: where it goes on nobody knows.
+        """Return the first step that no rank has, if a decision is due there or wanted ``now``."""
+        # If a job has died or is starting again, the folder describes the previous start, and the next step is unknown.
         if not now and not self._pulse.is_up():
             return None
         planned, due = planned_to(self.run, history), self.decided_at + self.config.every
-        # Of what is planned first: of many ranks it takes longer to hear where they are.
+        # Planned steps are checked first, because the steps of many ranks take longer to read.
         if not now and planned < due:
             return None
         step = untaken_from(self.run, planned, is_up=not now)
         return step if now or step >= due else None
 
     def _turns(self, policy: OdmPolicy, history: History, step: int) -> list[Turn]:
-        """Return the turns before a step that weigh, as far as the folder tells of them; the last may be under way."""
+        """Return the turns before a step that have weight, if the folder has them; the last may be incomplete."""
         every = self.config.every
         begun = max(0, -(-(step - policy.from_step) // every))
         before = max(0, begun - turns_that_weigh(policy.smoothing))
         first = policy.from_step + before * every
         if policy.goes_by == "loss":
-            # Kept between decisions: to read all turns that weigh anew is gigabytes where hundreds of ranks report.
+            # Kept between decisions, because reading all turns anew takes gigabytes if hundreds of ranks report.
             self._told = self._told or TurnLosses(
                 self.run, policy.from_step, every, history.pair_sources
             )
@@ -166,13 +166,13 @@ class Steering:
                 values=values,
             )
             for turn, values in means.items()
-            # Of a run that went back the folder tells of turns to come, too.
+            # For a run that went back, the folder also has turns of coming steps.
             if values and before + turn < begun
         ]
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Names of the sources of the run, with those that edits brought."""
+        """Names of the sources of the run, including those that edits added."""
         return tuple(self._history().latest.sources)
 
     def _history(self) -> History:
@@ -182,7 +182,7 @@ class Steering:
 def _caps(
     history: History, step: int
 ) -> tuple[dict[str, float], list[tuple[frozenset[str], float]]]:
-    """Return the largest shares of sources, and of groups of them: no policy raises one above what the file allows."""
+    """Return the largest shares of sources, and of groups of them: no policy exceeds the limits of the file."""
     most = {
         name: source.max_fraction
         for name, source in history.latest.sources.items()
@@ -197,7 +197,7 @@ def _caps(
 
 
 def _last_change(history: History, step: int) -> int:
-    """Return the step of the last edit that holds at a step; 0 without one."""
+    """Return the step of the last edit that has taken effect at a step; 0 without an edit."""
     return max((edit.step for edit in history.edits if edit.step <= step), default=0)
 
 
@@ -233,11 +233,11 @@ def steer(run: Path, file: Path, once: bool, as_json: bool) -> None:
     """  # noqa: D301 -- click's own marker
     config = load_yaml(file, SteeringConfig)
     if isinstance(config.policy, RegisteredPolicy):
-        # At once: that there is no such function is not to be learned at the first decision, hours later.
+        # Checked here, so that a missing function is reported now and not at the first decision, hours later.
         registered(GROUP, config.policy.function)
     steering = Steering(run=run, config=config)
     if isinstance(config.policy, LossPolicy):
-        # One that was meant, and is without, would gain share without end.
+        # A source whose reference loss has a misspelt name would be without one, and gain share without end.
         require_known(config.policy.reference, steering.sources)
     if once:
         said = steering.look(now=True)
@@ -253,7 +253,7 @@ def steer(run: Path, file: Path, once: bool, as_json: bool) -> None:
         try:
             said = steering.look()
         except UnavailableError as error:  # a plane that is busy, or being started again
-            if str(error) != late:  # once, however long it is so
+            if str(error) != late:  # once, however long this lasts
                 click.echo(f"not decided now: {error}", err=True)
             late = str(error)
             return

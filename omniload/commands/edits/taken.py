@@ -1,4 +1,4 @@
-"""What a change of a run's mix came to, said on the terminal."""
+"""Results of a change of a run's mix, printed on the terminal."""
 
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ from omniload.mix.schema.stages import said_epochs
 __all__ = ["ask", "change_and_say", "say_what_stays"]
 
 _SHOWN = 40
-"""Sources that a table has at most: those whose share changes most."""
+"""Most sources in a table: those whose share changes most."""
 
 
 def ask(
     run: Path, change: Change, at: int | None, timeout_s: float, *, as_json: bool
 ) -> EditTaken | None:
-    """Have the mix changed, as ``change_mix``; return the edit, or with ``as_json`` print it and return ``None``."""
+    """Call ``change_mix`` and return the edit or, with ``as_json``, print it and return ``None``."""
     taken = change_mix(run, change, at, timeout_s)
     if not as_json:
         return taken
@@ -34,11 +34,11 @@ def ask(
 def change_and_say(
     run: Path, change: Change, at: int | None, timeout_s: float, as_json: bool
 ) -> None:
-    """Have the mix changed, and print what every source has by the edit, and from which step on."""
+    """Have the mix changed, and print what every source gets by the edit, and from which step on."""
     if (taken := ask(run, change, at, timeout_s, as_json=as_json)) is None:
         return
     console = output()
-    # Of a run that draws amounts, undoing a skip changes none of them.
+    # In a run that draws amounts, undoing a skip changes no amount.
     if taken.amounts or taken.after:
         console.print(_amounts(taken) if taken.amounts else _shares(taken))
     edit = taken.edit
@@ -59,13 +59,13 @@ def change_and_say(
 
 
 def _named(run: Path, revision: int) -> str:
-    """Return an edit of a run by its number and its words: an undo says neither."""
+    """Return an edit of a run by its number and its words, because an undo names neither."""
     history = read_history(run, read_run_record(run).last.mix())
     return f"{revision} ({said_of(history.edits[revision - 1].change)})"
 
 
 def say_what_stays(console: Console, taken: EditTaken) -> None:
-    """Print which steps keep the mix of before, and what cannot be told of the edit."""
+    """Print which steps keep the earlier mix, and what is uncertain about the edit."""
     if taken.planned > taken.slowest:
         say(
             console,
@@ -87,7 +87,7 @@ def _amounts(taken: EditTaken) -> Any:  # noqa: ANN401 -- rich's table
 def _shares(taken: EditTaken) -> Any:  # noqa: ANN401 -- rich's table
     names = list(taken.after)
     moved = sorted(names, key=lambda n: -abs(taken.after[n] - taken.before.get(n, 0.0)))
-    # Chosen by how far they move, in the order in which every table has them.
+    # Chosen by how far they move, in the order of all tables.
     shown = sorted(moved[:_SHOWN], key=names.index)
     rows: list[list[Cell]] = [
         [

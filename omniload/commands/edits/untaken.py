@@ -1,4 +1,4 @@
-"""The first step that no rank has, as seen from outside: what a change of the mix holds from."""
+"""The first step that no rank has, as seen from outside: a change of the mix takes effect from there."""
 
 import time
 from pathlib import Path
@@ -17,21 +17,22 @@ from omniload.mix.run_record import RunLife, read_run_record
 __all__ = ["TOLD", "untaken_from"]
 
 TOLD = ("losses", "rewards")
-"""Folders of a run that ranks tell of their steps in."""
+"""Folders of a run in which ranks report their steps."""
 _MOST_BYTES = 64 << 20
 
 
 def untaken_from(run: Path, planned: int, *, is_up: bool = False) -> int:
-    """Return the first step that no rank has, as far as the run's folder tells.
+    """Return the first step that no rank has, as far as the run's folder shows.
 
-    Plans are ahead of it, of small steps by up to 64, and are taken back for a change: what the mix is at a step that
-    is not planned says little of what it is where the change holds. The status is a second old; what ranks told of
-    their steps, and what the plane answered last, may say more. Ranks may be some steps further all the same.
+    Plans are ahead of this step, by up to 64 small steps, and are taken back for a change. So the mix at the first
+    unplanned step says little about the mix at the step where a change takes effect. The status is up to a second old;
+    the ranks' reports of their steps, and the plane's last answer, may be later. Even so, ranks may be some steps
+    further.
 
     Args:
         run: Folder of the run.
-        planned: First step that is not planned: a run at rest is changed from there.
-        is_up: Whether its plane is known to be up; else the age of its status tells, by clocks that may differ.
+        planned: First step that is not planned; a run at rest is changed from there.
+        is_up: Whether its plane is known to be up; if not, the age of its status decides, by clocks that may differ.
     """
     life = read_run_record(run).last
     if (taken := _taken_before(run, is_up=is_up)) is None:
@@ -46,7 +47,7 @@ def untaken_from(run: Path, planned: int, *, is_up: bool = False) -> int:
 
 
 def _taken_before(run: Path, *, is_up: bool) -> int | None:
-    """Return the step behind the last that a rank has, by the status; ``None`` where no plane is up, or none tells."""
+    """Return the step after the last that a rank has, from the status; ``None`` without a plane or such a report."""
     try:
         status = read_status(run)
     except StateError:
@@ -55,18 +56,18 @@ def _taken_before(run: Path, *, is_up: bool) -> int | None:
     if status.has_ended or not is_young:
         return None
     steps = [-1 if step is None else step for step in last_steps(status).values()]
-    # Of a rank that counts alone nobody knows the step; before ranks are there, none has one.
+    # The step of a rank that counts by itself is unknown; before ranks are present, none has a step.
     return None if taken_steps(status) and not steps else max(steps, default=-1) + 1
 
 
 def _open_at_answer(run: Path, life: RunLife) -> int:
-    """Return the first step that a change could hold from when one was answered last; 0 of an earlier start."""
+    """Return the first step that was open to a change at the last answer; 0 if that was for an earlier start."""
     place = run / ANSWER_NAME
     try:
         if place.stat().st_mtime < life.began_s:
             return 0
         content = read_kept_file(place, most_bytes=_MOST_BYTES, what="an answer")
         taken = EditAnswer.model_validate_json(content).taken
-    except (FileNotFoundError, ValidationError):  # none yet, or of another release
+    except (FileNotFoundError, ValidationError):  # no answer yet, or of another release
         return 0
     return 0 if taken is None else taken.planned

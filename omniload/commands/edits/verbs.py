@@ -1,4 +1,4 @@
-"""``omniload mix set``, ``add``, ``retire``, ``undo``: the mix of a run, changed while it is trained on."""
+"""``omniload mix set``, ``add``, ``retire``, ``undo``: changes of a run's mix during training."""
 
 from pathlib import Path
 

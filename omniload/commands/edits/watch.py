@@ -1,4 +1,4 @@
-"""``omniload mix watch``: a run is made to be as its mix file says, at each save, by edits like anybody's."""
+"""``omniload mix watch``: makes a run follow its mix file at each save, by the same edits that a user makes."""
 
 import os
 import time
@@ -33,13 +33,13 @@ _AGAIN_S = 1.0
 """Seconds until a plane that did not answer is asked again."""
 _ANSWER_S = 60.0
 STILL_S = 0.3
-"""Seconds for which a saved file stays as it is."""
+"""Seconds for which a saved file must stay unchanged."""
 Mark: TypeAlias = tuple[int, int, int]
-"""What tells one state of a file from another: which file it is, its size, and when it was written."""
+"""Distinguishes one state of a file from another: its identity, its size, and when it was written."""
 
 
 def mark_of(path: Path) -> Mark | None:
-    """Return the mark of a file; ``None`` where there is none, or nothing in it."""
+    """Return the mark of a file; ``None`` if it is missing or empty."""
     try:
         found = path.stat()
     except OSError:
@@ -49,23 +49,23 @@ def mark_of(path: Path) -> Mark | None:
 
 @dataclass(slots=True)
 class Saves:
-    """Tells saves of a file by looking at its mark again and again. Where it has not been looked at yet is a save.
+    """Detects saves of a file by looking at its mark repeatedly. The state at the first look counts as a save.
 
-    Editors empty a file and write it again, or write another one and rename it: in between it is
-    short, or not there. A save counts once the file has been the same for a while, and is there.
+    Editors empty a file and write it again, or write another file and rename it. In between, the file is short or
+    missing. So a save counts once the file exists and has been the same for a while.
     """
 
     _taken: Mark | None = None
-    """The mark of the save that was told last."""
+    """Mark of the last reported save."""
     _seen: Mark | None = None
     _since_s: float = 0.0
 
     def look(self, mark: Mark | None, now_s: float) -> bool:
-        """Tell whether the file was saved since that was told last, and is whole.
+        """Return whether the file was saved since the last reported save, and is complete.
 
         Args:
-            mark: Of the file now.
-            now_s: Seconds of a clock that never goes back.
+            mark: Present mark of the file.
+            now_s: Time of a monotonic clock, in seconds.
         """
         if mark != self._seen:
             self._seen, self._since_s = mark, now_s
@@ -75,52 +75,53 @@ class Saves:
         return True
 
     def forget(self) -> None:
-        """Have the save that was told last be told again."""
+        """Report the last save again."""
         self._taken = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a file asks of a run, and what of it moves nothing."""
+    """Changes that a file asks of a run, and its parts that have no effect."""
 
     changes: list[Asked]
     later: list[str]
-    """Keys that hold from the next start on."""
+    """Keys that take effect at the next start."""
     over: list[str]
     """Stages that are over, with their lines."""
     scheduled: list[str]
-    """What edits set for steps to come and the file does not have, with its lines."""
+    """Edits of coming steps that the file does not have, with its lines."""
 
 
 @dataclass(slots=True)
 class Watching:
-    """Makes one run be as one file says."""
+    """Makes one run follow one file."""
 
     run: Path
     file: Path
     _before: MixConfig | None = field(default=None, init=False)
-    """What the file said when it was read last."""
+    """Content of the file when it was last read."""
 
     def asked(self) -> "_Found":
-        """Return what the file says now comes to.
+        """Return the changes that the file asks for now.
 
         Raises:
-            ConfigError: The file is faulty, or asks for what no change can do: every fault with its line.
-            OmniloadError: The run's folder does not say what holds.
+            ConfigError: The file has faults, or asks for something that no change can do; names every fault with its
+                line.
+            OmniloadError: The run's folder does not say what the present mix is.
         """
         wanted, folder = load_mix(self.file)
         life = read_run_record(self.run).last
-        # As the run keeps it: the file of that name may have been edited since.
+        # Read from the run's own copy, because the file of that name may have been edited since.
         declared = parse_yaml(life.text, MixConfig, name=str(life.mix_path))
         history = read_history(self.run, life.mix())
-        # Not from what is planned on: a change takes plans back, and stages may begin in between.
+        # Not from the first unplanned step: a change takes plans back, and stages may begin in between.
         step = untaken_from(self.run, planned_to(self.run, history))
         placing = _placing(folder), _placing(life.base_dir)
         held = _with_tokenizer_as_spelt(declared, life.base_dir, wanted, folder)
         found = wanted_of(wanted, held, history, step, placing, with_real_paths)
         if found.refused:
             raise ConfigError("\n".join(map(self._told, found.refused)))
-        # Against the file as it was read last: at the first there is none, and one that was refused does not count.
+        # Compared with the file as last read. At the first read there is none, and a refused file does not count.
         later = [] if self._before is None else later_keys(wanted, self._before)
         self._before = wanted
         told = (list(map(self._told, faults)) for faults in (found.over, found.scheduled))
@@ -131,10 +132,10 @@ class Watching:
         return f"{self.file}:{line}: {'.'.join(map(str, fault.at))} {fault.said}"
 
     def taken(self, asked: list[Asked]) -> Iterator[EditTaken]:
-        """Have changes taken up, one after the other; yield what became of each.
+        """Request changes one after another; yield the result of each.
 
         Raises:
-            OmniloadError: One is refused, and those behind it are not asked for; those before it hold.
+            OmniloadError: A change is refused. Those after it are not requested; those before it remain.
         """
         for done, (change, at) in enumerate(asked):
             try:
@@ -154,7 +155,7 @@ def _placing(folder: Path) -> Callable[[SourceConfig], SourceConfig]:
 def _with_tokenizer_as_spelt(
     declared: MixConfig, declared_dir: Path, wanted: MixConfig, wanted_dir: Path
 ) -> MixConfig:
-    """Return what the run's file said, with the path of its tokenizer as the other file spells it."""
+    """Return the mix of the run's file, with its tokenizer's path as spelt in the other file."""
     held, asked = declared.tokenizer, wanted.tokenizer
     if isinstance(held, ByteTokenizer | None) or isinstance(asked, ByteTokenizer | None):
         return declared
@@ -186,7 +187,8 @@ def watch(run: Path, file: Path, once: bool, as_json: bool) -> None:
       omniload mix watch demo/run live.yaml --once
     """  # noqa: D301 -- click's own marker
     watching = Watching(run, file)
-    _require_a_copy(file, read_run_record(run).last.mix_path)  # a folder of no run is told at once
+    # Reports immediately if the folder has no run.
+    _require_a_copy(file, read_run_record(run).last.mix_path)
     if once:
         _apply(watching, None, as_json=as_json)
         return
@@ -201,12 +203,12 @@ def watch(run: Path, file: Path, once: bool, as_json: bool) -> None:
 
 
 def _require_a_copy(file: Path, mix_path: Path) -> None:
-    """Refuse the file that the run was started with: resumed with another text, its edits would be of another mix.
+    """Refuse the file that the run was started with: resumed with another text, its edits would belong to another mix.
 
     Raises:
         ConfigError: It is that file.
     """
-    if Path(os.path.realpath(file)) == mix_path:  # which refuses no links in a circle
+    if Path(os.path.realpath(file)) == mix_path:  # realpath does not refuse links in a circle
         raise ConfigError(
             f"{file} is the mix file that the run was started with, and a resume needs it as it was; copy it, as "
             f"{file.with_stem('live')}, and edit and watch the copy"
@@ -214,16 +216,16 @@ def _require_a_copy(file: Path, mix_path: Path) -> None:
 
 
 class _Follower:
-    """Applies each save of a watched file once; a save that a busy plane did not take is applied later."""
+    """Applies each save of a watched file once; a save that a busy plane did not accept is applied later."""
 
     def __init__(self, watching: Watching, *, as_json: bool) -> None:
         self._watching, self._as_json = watching, as_json
         self._saves, self._said, self._ask_from_s = Saves(), "", 0.0
 
     def look(self) -> None:
-        """Apply a save, if there is one; a fault of the file is told, and ends nothing."""
+        """Apply a save, if there is one; a fault of the file is reported and ends nothing."""
         mark, now_s = mark_of(self._watching.file), time.monotonic()
-        # In this order: a save is told once, and would be lost while the plane is not to be asked.
+        # The order matters: a save is reported once, and would be lost while the plane must not be asked.
         if now_s < self._ask_from_s or not self._saves.look(mark, now_s):
             return
         try:
@@ -237,7 +239,7 @@ class _Follower:
             self._say(_fault_of(error))
 
     def _say(self, text: str) -> None:
-        """Say a text once, however often it is the case."""
+        """Print a text once, however often it applies."""
         if text != self._said:
             click.echo(text, err=True)
         self._said = text
@@ -249,14 +251,14 @@ def _fault_of(error: OmniloadError) -> str:
 
 
 def _apply(watching: Watching, mark: Mark | None, *, as_json: bool) -> None:
-    """Have the run be as its file says; of a file that has another mark by now, wait for the save."""
+    """Make the run follow its file; if the file has another mark by now, wait for its next save."""
     try:
         found = watching.asked()
     except ConfigError:
         if mark in (None, mark_of(watching.file)):
             raise
-        return  # what is wrong is half a file
-    # Saved again while it was read: the next look takes that save.
+        return  # the fault may come from reading half a file
+    # The file was saved again while it was read, and the next look handles that save.
     if mark not in (None, mark_of(watching.file)):
         return
     asked = [said_of(change) for change, _ in found.changes]

@@ -1,1 +1,1 @@
-"""The verbs of ``omniload mix`` on a run: how far it is, what was in a step, what its roles do."""
+"""Verbs of ``omniload mix`` on a run: its progress, the content of its steps, and the work of its roles."""

@@ -1,4 +1,4 @@
-"""``omniload mix audit``: which samples were in a step, on which rank; and the proof of it."""
+"""``omniload mix audit``: which samples were in a step, on which rank, with proof."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -70,17 +70,17 @@ class _Found:
     microbatch: int
     text: str
     shard: str
-    """The file that holds it."""
+    """File with the sample's record."""
     place: str
-    """What people call the record in that file; empty where it is the file, or several are joined."""
+    """Common name of the record in that file; empty if the file is the record, or if several records are joined."""
     loss: float | None
-    """Mean loss of a label, as the trainer reported it; ``None`` where it did not."""
+    """Mean loss of a label, as reported by the trainer; ``None`` without a report."""
     loss_of: str | None
-    """What that mean goes over: the ``document``, its ``row``, all ``rows`` of a call, or its ``source``."""
+    """Scope of that mean: the ``document``, its ``row``, all ``rows`` of a call, or its ``source``."""
     tokens: NDArray[np.int32] = field(repr=False)
-    """Its token ids."""
+    """Token ids of the piece."""
     columns: Mapping[str, TagValue] = field(default_factory=dict)
-    """What its sample has in columns of a user's own of whole samples, by name."""
+    """Values of its sample in the user's own columns of whole samples, by name."""
 
 
 @click.command
@@ -137,7 +137,7 @@ def audit(  # noqa: PLR0913, PLR0917 -- one for each option
             f"step {step} planned again has digest {digest}, its journal says {journaled}: these are not the "
             "samples that were trained on; compare the data and the release with the run's"
         )
-    spec = replace(spec, mix=spec.history.latest, edits=())  # it names what edits added
+    spec = replace(spec, mix=spec.history.latest, edits=())  # contains sources that edits added
     looked_at = plan if rank is None else plan.part_of([rank])
     found = _with_losses(_found(rehearsal, looked_at, spec, grep), losses_of_step(run, step))
     found = _with_columns(found, rehearsal, plan, spec.mix)
@@ -166,10 +166,10 @@ def _spec_before(
     step: int,
     cache_dir: Path | None,
 ) -> tuple[PlaneSpec, str]:
-    """Return what plans ``step`` alone, and the digest that the journal has for it.
+    """Return a run that plans ``step`` alone, and the journaled digest of the step.
 
     Raises:
-        StateError: The journal does not hold the step, or belongs to another mix.
+        StateError: The journal does not contain the step, or belongs to another mix.
     """
     journal = journal_of(run)
     base, records = read_journal(journal, step)
@@ -182,9 +182,9 @@ def _spec_before(
     mix = life.mix()
     revision = int(str(records[-1]["revision"]))
     history = read_history(run, mix)
-    # One step ahead, so that nothing is read for steps that nobody looks at; what is in a step does not rest on it.
+    # One step ahead, so that nothing is read for later steps; the content of the step does not depend on it.
     mix = mix.model_copy(update={"runtime": mix.runtime.model_copy(update={"prefetch_steps": 1})})
-    # The fingerprint of the data as it is now is compared when the planner takes the state over.
+    # The planner compares the fingerprint of the present data when it takes the state over.
     state = state_json_at(history, base, records, step)
     spec = PlaneSpec(
         mix=mix,
@@ -193,14 +193,14 @@ def _spec_before(
         state=state,
         num_steps=step + 1,
         cache_dir=cache_dir,
-        # As far as they held then: steps that are skipped since stand in the journal until the run goes on.
+        # Only edits that applied then: steps that were skipped later stay in the journal until the run continues.
         edits=history.edits[:revision],
     )
     return spec, str(records[-1]["digest"])
 
 
 def _tree_at(journal: Path | JournalStorage, life: RunLife, step: int) -> ClientPlaceTree:
-    """Return the ranks that trained on a step: those that a start was made with, or that came in their place."""
+    """Return the ranks that trained on a step: those of a start, or those that replaced them."""
     worlds = [World.from_json(noted) for noted in read_worlds(journal)]
     later = [world for world in worlds if life.from_step <= world.step <= step]
     if later:
@@ -214,9 +214,10 @@ def _found(rehearsal: Rehearsal, part: StepPlan, spec: PlaneSpec, grep: str | No
     tokenizer = tokenizer_of(spec.mix.tokenizer, spec.base_dir)
     found = []
     for p, tokens in enumerate(rehearsal.tokens_of(part.pieces)):
-        # All of it where something is sought: it may stand behind the words that are shown.
+        # The whole text is searched, because ``grep`` may match after the words that are shown.
         text = text_of(tokens, tokenizer, 0 if grep else _TEXT_WIDTH)
-        if grep is not None and grep not in text:  # of special tokens, such as those of a chat
+        # Also within special tokens, such as those of a chat.
+        if grep is not None and grep not in text:
             text = text_of(tokens, tokenizer, special=True)
         if grep is None or grep in text:
             pieces = part.pieces
@@ -232,7 +233,7 @@ def _found(rehearsal: Rehearsal, part: StepPlan, spec: PlaneSpec, grep: str | No
                     dp_rank=int(part.dp_ranks_R[rows_P[p]]),
                     microbatch=int(part.microbatches_R[rows_P[p]]),
                     text=_around(text, grep),
-                    # A URL of a source may hold a key of its store.
+                    # A source's URL may contain a key of its store.
                     shard=without_secrets(shard),
                     place=place,
                     loss=None,
@@ -250,9 +251,9 @@ def _as_json(piece: _Found) -> dict[str, object]:
 def _page(
     rehearsal: Rehearsal, plan: StepPlan, spec: PlaneSpec, found: Sequence[_Found], title: str
 ) -> str:
-    """Return the page of pieces of the step, with the images that came with them."""
+    """Return the page of pieces of the step, with their images."""
     mix = spec.mix
-    # Built only where there are images: tokens are here already.
+    # Batches are built only if there are images, because tokens are in memory already.
     batches = rehearsal.build(plan) if image_transforms(mix) else ()
     drawer = Drawer(mix, tokenizer_of(mix.tokenizer, spec.base_dir), sample_images(batches))
     documents = []
@@ -290,7 +291,7 @@ def _said_of_loss(piece: _Found) -> str:
 
 
 def _with_losses(found: Sequence[_Found], losses: StepLosses) -> Sequence[_Found]:
-    """Return pieces with the loss that a trainer reported of them, the highest first where it reported any."""
+    """Return pieces with their reported losses, the highest first if any are reported."""
     if not losses:
         return found
     told = []
@@ -306,7 +307,7 @@ def _with_losses(found: Sequence[_Found], losses: StepLosses) -> Sequence[_Found
 def _with_columns(
     found: Sequence[_Found], rehearsal: Rehearsal, plan: StepPlan, mix: MixConfig
 ) -> Sequence[_Found]:
-    """Return pieces with the values of their samples, where batches bring any of a user's own."""
+    """Return pieces with the values of their samples, if batches bring any of the user's own columns."""
     if not any(column_kind(name).is_tag for name in mix.columns_used):
         return found
     held = {
@@ -326,7 +327,7 @@ def _with_columns(
 
 
 def _values(columns: Mapping[str, NDArray[Any]]) -> dict[str, TagValue]:
-    """Return the values of a piece in columns of a user's own; of those texts alone are bytes."""
+    """Return the values of a piece in the user's own columns, of which only texts are bytes."""
     return {
         name: values.tobytes().decode() if values.dtype == np.uint8 else values.item()
         for name, values in sorted(columns.items())
@@ -339,7 +340,7 @@ def _tags_of(found: Sequence[_Found]) -> list[TagShares]:
 
 
 def _from_the_highest(piece: _Found) -> float:
-    """Order pieces by loss: what is no number is above all numbers, what was not reported below."""
+    """Key that orders pieces by loss: NaN above all numbers, and pieces without a report below."""
     if piece.loss is None:
         return inf
     return -inf if isnan(piece.loss) else -piece.loss
@@ -348,7 +349,7 @@ def _from_the_highest(piece: _Found) -> float:
 def _around(text: str, grep: str | None) -> str:
     """Return the start of a text, or of the line in which ``grep`` is found."""
     at = 0 if grep is None else text.rfind("\n", 0, text.index(grep)) + 1
-    # One more than is shown, by which an excerpt knows that there is more.
+    # One character more than is shown, which tells an excerpt that there is more.
     return text[at : at + _TEXT_WIDTH + 1]
 
 

@@ -1,7 +1,7 @@
-"""What several looks at a running data plane come to: what is slow, who waits for whom, and what to change.
+"""Conclusions from several looks at a running data plane: what is slow, who waits for whom, and what to change.
 
-A look is the status of all roles at one moment. One look shows who waits *now*; several in turn show
-who is waited for *mostly*, which is what a setting can change.
+A look is the status of all roles at one moment. One look shows which roles wait *now*. Several looks show which roles
+are waited for *mostly*, which a setting can change.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,9 +32,9 @@ __all__ = [
 ]
 
 OLD_S = 5.0
-"""A status this old belongs to a plane that has ended, or whose process is stopped."""
+"""Age of a status whose plane has ended, or whose process is stopped."""
 _SHOWN_SHARE = 0.02
-"""Share of the time that ranks may wait: what the paper's users bear, and the report's target."""
+"""Share of the time that ranks may wait: what the paper's users accept, and the report's target."""
 _BEHIND_STEPS = 2
 _STOPPED = "where ps -o stat= -p {0} says T, kill -CONT {0} has it go on"
 _UNSAVED_S = 3600.0
@@ -52,40 +52,40 @@ _EVEN_WORK = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that costs ranks time now, or will cost work after a restart."""
+    """A cause that costs ranks time now, or will cost work after a restart."""
 
     role: str
-    """The role or the process that it is about."""
+    """Role or process that the finding is about."""
     what: str
-    """What is wrong, in a sentence."""
+    """Sentence that says what is wrong."""
     seen: str
-    """The figures behind that."""
+    """Figures that show it."""
     do: str
-    """The setting or the command that changes it."""
+    """Setting or command that changes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """The findings of some looks."""
+    """Findings of several looks."""
 
     findings: tuple[Finding, ...]
-    """The dearest first."""
+    """Findings, the most expensive first."""
     looks: int
     seconds: float
-    """Between the first look and the last."""
+    """Seconds between the first look and the last."""
     waited_share: float | None
-    """Share of the time between the looks that ranks waited, mean over ranks; ``None`` where no rank tells."""
+    """Share of the time between the looks that ranks waited, mean over ranks; ``None`` if no rank reports it."""
     loaders: str = ""
-    """What the scaler has done last and why, as ``said_of_loaders`` has it."""
+    """Last action of the scaler and its reason, as in ``said_of_loaders``."""
 
 
 def moment_of(looks: Sequence[PlaneStatus], now_s: float, silent_s: float) -> float:
-    """Return now by the clock of the plane's host, which may be hours from ours: what was seen to change is young.
+    """Return the time by the clock of the plane's host, which may differ by hours: a status seen to change is young.
 
     Args:
-        looks: As for ``diagnose``.
-        now_s: Now by our clock, in seconds since 1970.
-        silent_s: For how long the last status has been there, as we saw.
+        looks: See ``diagnose``.
+        now_s: Time by our clock, in seconds since 1970.
+        silent_s: How long the last status has stayed unchanged, as observed here.
     """
     seen_s = looks[-1].written_at + silent_s
     return seen_s if len(looks) > 1 else max(now_s, seen_s)
@@ -94,19 +94,19 @@ def moment_of(looks: Sequence[PlaneStatus], now_s: float, silent_s: float) -> fl
 def diagnose(
     looks: Sequence[PlaneStatus], now_s: float, logs: Mapping[str, str], full: str = ""
 ) -> Diagnosis:
-    """Say what holds a plane up.
+    """Find what holds a plane up.
 
     Args:
         looks: Statuses in the order of their times, at least one.
-        now_s: Now, as ``moment_of`` has it.
-        logs: The last line of roles that have one, by name.
-        full: Why no status can be written by now, as ``full_disk`` has it.
+        now_s: Result of ``moment_of``.
+        logs: Last log lines of the roles that have one, by name.
+        full: Why no status can be written now, from ``full_disk``.
     """
     first, last = looks[0], looks[-1]
     seconds = passed_s(first, last)
     share = waited_share(first, last)
     if last.has_ended:
-        # A rank that took the last step before another did is behind nobody: there is nothing left to wait for.
+        # A rank that took the last step earlier than another does not make it late, because no step follows.
         found = [_closed_plane(last, now_s, logs)]
     else:
         found = [
@@ -129,7 +129,7 @@ def diagnose(
 
 
 def said_of_loaders(status: PlaneStatus) -> str:
-    """Return how many source loaders there are, and what was done to them last and why; nothing without a scaler."""
+    """Return how many source loaders there are, their last change and its reason; empty without a scaler."""
     scaler = next((role for role in status.roles if role.name == "scaler"), None)
     if scaler is None:
         return ""
@@ -214,7 +214,7 @@ def _unread_sources(last: PlaneStatus, logs: Mapping[str, str]) -> Iterator[Find
 
 
 def _longest_wait(looks: Sequence[PlaneStatus], share: float | None) -> Iterator[Finding]:
-    """Yield who is at the end of most waits of ranks, where they wait for longer than they should."""
+    """Yield the role at the end of most waits of ranks, if ranks wait for longer than they should."""
     if share is not None and share <= _SHOWN_SHARE:
         return
     waited = "" if share is None else f"ranks waited {share:.1%} of the time; "
@@ -240,7 +240,8 @@ def _longest_wait(looks: Sequence[PlaneStatus], share: float | None) -> Iterator
         for role in look.roles
         if role.name == cause and not role.state.startswith(PLANNED_ALL)
     ]
-    role = max(every, key=lambda role: role.task_s, default=None)  # at what took it longest
+    # Chosen where its present task took longest.
+    role = max(every, key=lambda role: role.task_s, default=None)
     doing = "" if role is None else f", which {role.state}"
     what, do = _remedy(cause, role)
     part = causes_s[cause] / max(sum(ways_s.values()), 1e-9)
@@ -283,7 +284,7 @@ def _remedy(cause: str, role: RoleLine | None) -> tuple[str, str]:
 def _rank_behind(looks: Sequence[PlaneStatus]) -> Iterator[Finding]:
     pace = pace_of(looks)
     lags = [lags_of(look, pace) for look in looks]
-    # In every look: ranks in lock-step are told of at moments that differ, now one first and now another.
+    # In every look, because ranks in lock-step report at different moments, sometimes one first and sometimes another.
     steady = {
         name: min(lag[name] for lag in lags)
         for name in lags[-1]

@@ -1,4 +1,4 @@
-"""``omniload mix diff``: what two mix files or runs have different, and from which step on."""
+"""``omniload mix diff``: the differences between two mix files or runs, and from which step on."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -36,9 +36,9 @@ _WIDTH = 60
 class _Side:
     history: History
     fingerprint: dict[str, str]
-    """Empty for a file: its data is not looked at."""
+    """Fingerprint; empty for a file, whose data is not looked at."""
     digests: Iterator[tuple[int, str]]
-    """Of each step, in order, as the journal is read; none for a file."""
+    """Digests of each step, in order, read from the journal; none for a file."""
 
 
 @click.command
@@ -62,7 +62,7 @@ def diff(one: Path, other: Path, as_json: bool) -> None:
     data = [
         Difference(key=key, one=sides[0].fingerprint.get(key), other=sides[1].fingerprint.get(key))
         for key in sorted({*sides[0].fingerprint, *sides[1].fingerprint})
-        # Of a file nothing is known of its data: a run would differ from it in every key.
+        # Nothing is known of a file's data, so a run would differ from it in every key.
         if all(side.fingerprint for side in sides)
         and sides[0].fingerprint.get(key) != sides[1].fingerprint.get(key)
     ]
@@ -111,7 +111,7 @@ def _said_of_keys(sides: tuple[_Side, _Side]) -> str:
 
 
 def _said_of_draws(sides: tuple[_Side, _Side], found: MixDifference) -> str:
-    """Return what is to be said of weights and amounts."""
+    """Return messages about differences of weights and amounts."""
     gives = [side.history.base.mix.amounts is not None for side in sides]
     if any(gives) and not all(gives):
         which = "the first gives" if gives[0] else "the second gives"
@@ -150,7 +150,7 @@ def _said_of_shards(sides: tuple[_Side, _Side], found: MixDifference) -> str:
 def _side(path: Path) -> _Side:
     if not path.exists():
         raise ConfigError(f"{path}: no such file or folder; give a mix file or the folder of a run")
-    # A folder is a run, whatever is in it: what it lacks is then told by name.
+    # Any folder counts as a run, so that its missing parts are reported by name.
     if not path.is_dir():
         return _Side(history=History(load_mix(path)[0]), fingerprint={}, digests=iter(()))
     mix = read_run_record(path).last.mix()

@@ -17,9 +17,9 @@ from omniload.commands.runs.roles_view import full_disk
 __all__ = ["doctor"]
 
 _EVERY_S = 0.5
-"""Twice as often as the status is written, so that none is missed."""
+"""Seconds between looks, half the time between two writes of the status, so that none is missed."""
 _SEEN_S = 2.5
-"""A status that is there for so long, and looks old too, is one that nobody writes any more."""
+"""Seconds for which an old status must stay unchanged to show that it is not written any more."""
 
 
 @click.command
@@ -54,7 +54,7 @@ def doctor(run: Path, seconds: float, as_json: bool) -> None:
 
 
 def _looks(run: Path, seconds: float) -> tuple[list[PlaneStatus], float]:
-    """Read the status until the time is over, and tell for how long the last one was there; an old one not so long."""
+    """Read the status until the time is over; return how long the last status was there. An old one ends it sooner."""
     looks = [read_status(run)]
     begun_s = told_s = changed_s = time.monotonic()
     with progress("seconds", seconds) as advance:
@@ -66,7 +66,7 @@ def _looks(run: Path, seconds: float) -> tuple[list[PlaneStatus], float]:
             if status.written_at != looks[-1].written_at:
                 looks.append(status)
                 changed_s = time.monotonic()
-            # Not by its time alone: the clock of its host may be behind ours.
+            # The status's own time is not enough, because the clock of its host may be behind ours.
             is_old = len(looks) == 1 and time.time() - status.written_at > OLD_S
             if status.has_ended or (is_old and time.monotonic() - changed_s > _SEEN_S):
                 break

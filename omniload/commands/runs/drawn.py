@@ -1,4 +1,4 @@
-"""``omniload mix drawn``: the records that a run had drawn, for a run after it that leaves them out."""
+"""``omniload mix drawn``: the records that a run had drawn, for a later run that leaves them out."""
 
 import json
 from collections.abc import Mapping
@@ -35,24 +35,24 @@ _MOST_STATE_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Told:
-    """What is said of a source."""
+    """Report on a source."""
 
     source: str
     epoch: int
-    """The epoch that it is in, from 0."""
+    """Present epoch, from 0."""
     records: int
     drawn: int
-    """Records that lie behind it in that epoch."""
+    """Records drawn in that epoch."""
     again: int
-    """Records that were begun, and come again whole."""
+    """Records that were begun, and are drawn again from their beginning."""
     file: str | None
-    """What ``drawn_before`` is to name; ``None`` where the next epoch is a whole one."""
+    """File for ``drawn_before`` to name; ``None`` if the next epoch is a whole one."""
 
     @classmethod
     def of(cls, name: str, found: DrawnSoFar, path: Path) -> Self:
-        """Return what is said of one; ``path`` is where its file would be."""
+        """Return the report on a source; ``path`` is where its file would be."""
         count, records = found.drawn.total(), found.drawn.count
-        # Behind an epoch that is all drawn comes a whole one, as before one that is not begun.
+        # After a completely drawn epoch comes a whole one, as before one that is not begun.
         file = str(path) if 0 < count < records else None
         return cls(
             source=name,
@@ -107,7 +107,7 @@ def drawn(
       omniload mix drawn mix.yaml --state state.json -o before
     """  # noqa: D301 -- click's own marker
     spec = _spec_at(run, step, state, cache_dir).with_edits()
-    # The planner takes the state over, which refuses one that is not of this mix and data.
+    # The planner takes the state over, which refuses a state of another mix or data.
     left, mix = Rehearsal(spec).state, spec.history.latest
     sources = [SourceSpec.drawn(mix, name, spec.base_dir, spec.cache_dir) for name in mix.names]
     told, to_write = [], {}
@@ -118,7 +118,7 @@ def drawn(
         if told[-1].file is not None:
             to_write[path] = found
     try:
-        # A new one: among files of another step nobody would see which are of this.
+        # A new folder is required: among files of another step, the files of this step could not be recognised.
         folder.mkdir(parents=True)
     except FileExistsError:
         raise ConfigError(f"{folder}: is there already; give a folder that is not") from None
@@ -131,7 +131,7 @@ def drawn(
 
 
 def _spec_at(run: Path, step: int | None, state: Path | None, cache_dir: Path | None) -> PlaneSpec:
-    """Return what would go on from where the run is left."""
+    """Return a run that would continue from where the given one stopped."""
     if (step is None) == (state is None) or run.is_dir() != (state is None):
         raise ConfigError(
             f"{run}: give the folder of a run and --step, or its mix file and --state, a state of the loader as JSON"
@@ -166,12 +166,12 @@ def _state_in(path: Path) -> Mapping[str, Json]:
         raise StateError(
             f"{path}: is no JSON ({error!s:.100}); write json.dump(loader.state_dict(), file)"
         ) from error
-    # What it holds is checked by whoever goes on from it.
+    # The run that continues from it checks the content.
     return state
 
 
 def _found(source: SourceSpec, left: MixState, number: int) -> DrawnSoFar:
-    """Return what was drawn of a source."""
+    """Return the records drawn of a source."""
     # A source that an edit has just added may not have been drawn from.
     cursor = left.cursors_S[number] if number < len(left.cursors_S) else (0, 0, 0)
     waiting = left.carried.positions_P[left.carried.sources_P == number].tolist()

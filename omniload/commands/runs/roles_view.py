@@ -1,4 +1,4 @@
-"""The roles of a running data plane as a table that is drawn again and again: of ``mix top`` and ``train watch``."""
+"""The roles of a running data plane as a table that is drawn repeatedly, for ``mix top`` and ``train watch``."""
 
 import shutil
 import socket
@@ -32,18 +32,18 @@ __all__ = [
 _EVERY_S = 1.0
 
 _ROOM = 1 << 20
-"""Bytes that are left on a disk that is full for whoever writes more than a few at once."""
+"""Free bytes at which a disk counts as full, because most writers need more than a few at a time."""
 
 once_option = click.option("--once", is_flag=True, help="Show the current state once, and exit.")
 
 
 def status_json(run: Path, status: PlaneStatus) -> dict[str, Any]:
-    """Return the status of a run as plain JSON, with the last line of roles in trouble, or of one that failed."""
+    """Return the status of a run as plain JSON, with the last log lines of roles in trouble, or of one that failed."""
     return {**status.model_dump(mode="json"), "last_lines": _last_lines(run, status)}
 
 
 def roles_view(run: Path, status: PlaneStatus) -> RenderableType:
-    """Return all roles of a run as a table, sources that are much read, and the last line of each role in trouble."""
+    """Return a table of all roles of a run, its much-read sources, and the last line of each role in trouble."""
     lines = [
         Text(f"{role.name}: {name} {reading.said}")
         for role in status.roles
@@ -57,16 +57,16 @@ def roles_view(run: Path, status: PlaneStatus) -> RenderableType:
 
 
 def full_disk(run: Path) -> str:
-    """Return why no status of a run can be written, as a clause: its disk has no room; empty where it has some."""
+    """Return why no status of a run can be written, as a clause: its disk is full; empty if it has room."""
     try:
         free = shutil.disk_usage(run).free
-    except OSError:  # whoever read the status tells of it
+    except OSError:  # the reader of the status reports this error
         return ""
     return f"the disk of the run is full, {format_bytes(free)} are free there" * (free < _ROOM)
 
 
 def _last_lines(run: Path, status: PlaneStatus) -> dict[str, str]:
-    """Read them where this machine sees the run's folder, whatever the role's own calls it."""
+    """Read the last lines, where this machine sees the run's folder, whatever its path on the role's machine."""
     ended = status.has_ended
     told = [role.name for role in status.roles if role.log and (ended or role.in_trouble)]
     lines = {role: last_line_of(logs_folder(run) / log_name(role)) for role in told}
@@ -74,9 +74,9 @@ def _last_lines(run: Path, status: PlaneStatus) -> dict[str, str]:
 
 
 def why_ended(lines: Mapping[str, str]) -> dict[str, str]:
-    """Return of the last lines of all roles the one that says why their plane has ended; none where it ended well.
+    """Return the last line that says why the plane has ended, out of those of all roles; empty if it ended well.
 
-    An error reaches every role: where the planner has told of it, nobody else is needed.
+    An error reaches every role, so if the planner has logged it, no other line is needed.
     """
     # A line begins with the day, the time and the level.
     errors = {role: line for role, line in lines.items() if line.split(" ", 3)[2:3] == ["ERROR"]}
@@ -87,11 +87,11 @@ def why_ended(lines: Mapping[str, str]) -> dict[str, str]:
 def watch_until_interrupted(view: Callable[[], RenderableType], *, once: bool) -> None:
     """Draw a view once a second until Ctrl-C, or once."""
     console = output()
-    # In a pipe one look: redrawn, the same table would come again without end.
+    # In a pipe the view is printed once, because redrawing would print the same table without end.
     if once or not console.is_terminal:
         console.print(view())
         return
-    # Drawn by us alone: rich's own thread would draw the same table four times a second.
+    # Drawn only by this loop, because rich's own thread would draw the same table four times a second.
     with Live(view(), console=console, auto_refresh=False) as live:
         try:
             while True:
@@ -102,8 +102,8 @@ def watch_until_interrupted(view: Callable[[], RenderableType], *, once: bool) -
 
 
 def _roles_table(status: PlaneStatus, full: str) -> Table:
-    """Return all roles as a table; above it, where the status is old, why that may be."""
-    # The host that wrote it has a clock of its own, which may be ahead.
+    """Return all roles as a table; if the status is old, the reason stands above it."""
+    # The host that wrote the status has a clock of its own, which may be ahead.
     age_s = max(0.0, time.time() - status.written_at)
     behind = "" if status.host == socket.gethostname() else ", or its host's clock is behind"
     why = f"{full}, or " * bool(full)
@@ -114,7 +114,7 @@ def _roles_table(status: PlaneStatus, full: str) -> Table:
     columns = [("role", False), ("does", False), ("for", True), ("buffer", True), ("rate", True)]
     columns += [("waited", True), ("memory", True), ("heard", True), ("waits for", False)]
     rows = [_row(role) for role in status.roles]
-    # What is the same for all roles, as where they are threads of one process, stands above the table.
+    # Values that are equal for all roles, for instance if they are threads of one process, stand above the table.
     for heading, is_number, values in (
         ("process", True, [str(role.pid) for role in status.roles]),
         ("on", False, [role.host for role in status.roles]),

@@ -1,4 +1,4 @@
-"""``omniload mix show``: how far a run has come."""
+"""``omniload mix show``: the progress of a run."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -57,7 +57,7 @@ def show(run: Path, as_json: bool) -> None:
     life = read_run_record(run).last
     journal = journal_of(run)
     extent = read_extent(journal)
-    # A run that goes on may have more by now: both reads tell of the same steps.
+    # A run that continues may have more steps by now, so both reads are limited to the same steps.
     base, records = read_journal(journal, max(extent.first_step, extent.next_step - 1))
     history = read_history(run, life.mix())
     progress = replace(progress_of(history, base, records), first_step=extent.first_step)
@@ -114,10 +114,10 @@ def _show_pace(console: Console, pace: "_Pace", step_tokens: int, from_step: int
 
 
 def _said_of_taken(taken: Mapping[str, int | None], from_step: int) -> str:
-    """Return how far ranks are: what is planned is ahead of them, and stays planned where they are killed.
+    """Return how far ranks are: plans are ahead of them, and stay plans if the ranks are killed.
 
     Args:
-        taken: The last step that each has taken since the latest start.
+        taken: The last step that each rank has taken since the latest start.
         from_step: The first step of that start.
     """
     steps = {name: -1 if step is None else step for name, step in taken.items()}
@@ -133,7 +133,7 @@ def _said_of_taken(taken: Mapping[str, int | None], from_step: int) -> str:
 
 
 def _edits_ahead(history: History, progress: RunProgress) -> list[int]:
-    """Return the edits that hold later: behind what is planned, or a skip of a run at rest, which is to go on."""
+    """Return the edits that apply later: after the planned steps, or skips of a run at rest, until it continues."""
     return [
         edit.revision
         for edit in never_reached(history, 0)
@@ -144,7 +144,7 @@ def _edits_ahead(history: History, progress: RunProgress) -> list[int]:
 def _show_edits(
     console: Console, history: History, ahead: Sequence[int], progress: RunProgress, pace: "_Pace"
 ) -> None:
-    """Print the edits of a run, those ``ahead`` of it with where it stands, and the stages that wait."""
+    """Print the edits of a run, with its position for those ``ahead`` of it, and the stages that wait."""
     stands = "ended before" if pace.has_ended else "is planned up to"
     gone = begun_anew(history)
     for edit in history.edits:
@@ -163,14 +163,14 @@ def _show_edits(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Losses:
-    """What a loop reported last."""
+    """Losses that a loop reported last."""
 
     step: int = 0
     sources: Mapping[str, SourceLoss] = field(default_factory=dict)
 
     @property
     def said(self) -> str:
-        """What they are means of, as a line."""
+        """Line that says what the losses are means of."""
         of_pairs = {bool(told.pairs) for told in self.sources.values()}
         unit = " or ".join(["label"] * (False in of_pairs) + ["pair"] * (True in of_pairs))
         return f"losses are means of a {unit} of step {self.step:,}, as the loop told them"
@@ -198,17 +198,17 @@ def _said_of_edit(edit: Edit) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pace:
-    """How a run goes on since its latest start, as its processes last said."""
+    """Progress of a run since its latest start, according to the last reports of its processes."""
 
     steps_per_s: float = 0.0
     has_ended: bool = False
-    """Whether they have closed the plane."""
+    """Whether the processes have closed the plane."""
     taken: Mapping[str, int | None] = field(default_factory=dict)
     """The last step that each rank has taken; ``None`` for none."""
     age_s: float = 0.0
-    """Since they said so; 0 of a plane that is closed."""
+    """Age of the report in seconds; 0 for a plane that is closed."""
     loaders: str = ""
-    """What the scaler has done last and why, where there is one."""
+    """Last action of the scaler and its reason; empty without a scaler."""
 
     def as_json(self, step_tokens: int) -> JsonObject:
         return {
@@ -224,15 +224,15 @@ def _pace_of(run: Path) -> _Pace:
     try:
         status = read_status(run)
     except StateError:
-        # It was never opened with a folder, or by another release: the journal says the rest.
+        # The run was never opened with a folder, or by another release; the journal says the rest.
         return _Pace()
-    # A step is taken once the last rank has it.
+    # A step counts as taken once the last rank has it.
     taken = min(taken_steps(status).values(), default=0.0)
     return _Pace(
         steps_per_s=taken / status.up_s if status.up_s else 0.0,
         has_ended=status.has_ended,
         taken=last_steps(status),
-        # The host that wrote it has a clock of its own, which may be ahead.
+        # The host that wrote the status has a clock of its own, which may be ahead.
         age_s=0.0 if status.has_ended else max(0.0, time.time() - status.written_at),
         loaders=said_of_loaders(status),
     )
@@ -286,7 +286,7 @@ def _show_groups(console: Console, groups: GroupProgress) -> None:
     console.print(table(f"groups of answers up to batch {groups.next_batch:,}", columns, rows))
     differ = sum(each.differing for each in groups.sources.values())
     first = groups.next_batch - groups.batches
-    # Groups that waited when the folder was begun, from a state, were drawn in another one.
+    # Groups that already waited when the folder was begun from a state were drawn in another folder.
     left = (
         f"decisions from batch {first:,} on, for which groups of before may have waited"
         if first
@@ -302,12 +302,12 @@ def _show_groups(console: Console, groups: GroupProgress) -> None:
 def _measured_cost(
     run: Path, life: RunLife, balance: BalanceConfig
 ) -> FittedCost | Unfitted | None:
-    """Return what the times come to that ranks have reported since the latest start; ``None`` where nobody asks.
+    """Return the cost fitted to the times that ranks have reported since the latest start; ``None`` if not asked for.
 
     Args:
         run: Folder of the run.
         life: The latest start.
-        balance: What holds: where it has costs fitted, that no times are there is told.
+        balance: Present settings; if they ask for fitted costs, missing times are reported.
     """
     if balance.cost != "quadratic":
         return None

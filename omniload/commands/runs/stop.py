@@ -1,4 +1,4 @@
-"""``omniload mix stop``: end the data plane of a run that outlives its job."""
+"""``omniload mix stop``: ends the data plane of a run that outlives its job."""
 
 from pathlib import Path
 

@@ -14,9 +14,9 @@ from omniload.source.survey.tag_shares import Counted, TagShares
 __all__ = ["said_of_tag", "tag_table", "tags_json", "tags_of_step"]
 
 _MOST_SHOWN = 16
-"""Values that a table lists."""
+"""Most values in a table."""
 _MOST_SAID = 6
-"""Values that a line names."""
+"""Most values in a line."""
 _WIDTH = 40
 
 
@@ -54,7 +54,7 @@ def tag_table(shares: TagShares) -> Table:
 
 
 def said_of_tag(shares: TagShares) -> str:
-    """Say the shares of a tag in the tokens of a step in a line."""
+    """Return the shares of a tag in the tokens of a step as a line."""
     said = [
         f"{excerpt(share.value or '(empty)', _WIDTH)} {share.of_all:.1%}"
         for share in shares.values[:_MOST_SAID]
@@ -65,7 +65,7 @@ def said_of_tag(shares: TagShares) -> str:
 
 
 def tags_of_step(pieces: Iterable[tuple[Mapping[str, TagValue], int]]) -> list[TagShares]:
-    """Return the shares of each tag in some pieces, given by their tags and tokens; of no numbers with a fraction."""
+    """Return the shares of each tag in some pieces, from their tags and tokens, except tags with fractions."""
     found: dict[str, dict[str, Counted]] = defaultdict(lambda: defaultdict(Counted))
     for columns, tokens in pieces:
         for name, value in columns.items():

@@ -53,10 +53,10 @@ def top(run: Path, once: bool, as_json: bool, role: str | None) -> None:
 
 
 def _pid_of(name: str, status: PlaneStatus, run: Path) -> int:
-    """Return the process that holds a role, or of one of its lives where that is named.
+    """Return the process of a role's holder, or of one of the role's lives if that is named.
 
     Raises:
-        StateError: There is no such role, or its plane has ended; names those that there are.
+        StateError: There is no such role, or its plane has ended; names the roles that exist.
     """
     lives = {
         int(number or 0): role
@@ -68,5 +68,5 @@ def _pid_of(name: str, status: PlaneStatus, run: Path) -> int:
         why = "its plane has ended" if status.has_ended else f"it has no role {name!r:.60}"
         there = ", ".join(role.name for role in status.roles)
         raise StateError(f"{run}: {why}; its roles are {there}")
-    # The first one left: whoever stands by for it was started later.
+    # The first one left, because a stand-by was started later.
     return lives[min(lives)].pid
