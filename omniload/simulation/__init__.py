@@ -1,1 +1,1 @@
-"""The data plane under a virtual clock: its own machines, over what a short profile measured of this machine."""
+"""The data plane under a virtual clock: its real machines, with costs from a short profile of this machine."""

@@ -1,4 +1,4 @@
-"""What a simulation found, and the meter over its processes that finds it."""
+"""Results of a simulation, and the meter over its processes that measures them."""
 
 from collections.abc import Iterator, Sequence
 from copy import copy
@@ -29,9 +29,9 @@ __all__ = [
 ]
 
 _KNEE = 0.05
-"""Share of the time that ranks may wait."""
+"""Share of the time from which on ranks count as waiting."""
 _FULL = 0.9
-"""Share of a core from which on a process is what others wait for."""
+"""Share of a core from which on a process is a bottleneck."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,8 @@ class Waits:
 
     @classmethod
     def of(cls, waits_s: Sequence[float]) -> "Waits":
-        """Return the figures of the waits of some steps; p99 is the highest where there are fewer than 100."""
-        # A wait that was, not one between two: with few steps that would be nobody's.
+        """Return the statistics of the waits of some steps; p99 is the highest wait if there are fewer than 100."""
+        # Each figure is a wait that occurred; with few steps, a value between two would be no rank's.
         p50, p99 = np.quantile(waits_s, (0.5, 0.99), method="higher").tolist()
         return cls(
             mean_s=float(np.mean(waits_s)), p50_s=p50, p99_s=p99, longest_s=float(max(waits_s))
@@ -55,50 +55,50 @@ class Waits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleFigures:
-    """The processes of one role."""
+    """Figures of the processes of one role."""
 
     role: Role
     count: int
     cores: float
-    """Cores that they keep busy, all together."""
+    """Cores that they keep busy in total."""
     busiest: float
-    """Share of a core of the busiest one."""
+    """Share of a core that the busiest process uses."""
     messages_step: float
-    """Messages of a step that they send or take, all together."""
+    """Messages per step that they send or receive in total."""
     message_bytes_step: float
-    """Their bytes."""
+    """Bytes of those messages."""
     batches_step: float
-    """Batches of single ranks in them."""
+    """Batches of single ranks in those messages."""
     memory_bytes: int
-    """Most memory of one of them at a step's begin."""
+    """Most memory of one process at the begin of a step."""
     connections: int
-    """Most processes that one of them speaks to."""
+    """Most processes that one process communicates with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFigures:
-    """Memory and cores of the data plane on hosts, without what ranks train with."""
+    """Memory and cores of the data plane on hosts, without those of training."""
 
     first_memory_bytes: int
-    """On the first host, which has planner and loaders."""
+    """Memory on the first host, which has planner and loaders."""
     other_memory_bytes: int
-    """The most on any other; 0 where there is none."""
+    """Most memory on any other host; 0 without other hosts."""
     first_cores: float
     other_cores: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connections:
-    """Pairs of processes that spoke to each other."""
+    """Number of pairs of processes that communicated."""
 
     total: int
     without: int
-    """What it would be if every rank opened every source."""
+    """Number of connections if every rank opened every source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """What a data plane would do."""
+    """Predicted behaviour of a data plane."""
 
     runtime: str
     ranks: int
@@ -106,25 +106,25 @@ class Simulated:
     sources: int
     loaders: int
     readers: int
-    """Further readers of sources at the end, beside the loaders."""
+    """Further readers of sources at the end, in addition to the loaders."""
     constructors: int
     seed: int
     steps: int
-    """Steps that are counted; those before, in which buffers fill, are not."""
+    """Number of counted steps; earlier steps, in which buffers fill, do not count."""
     step_s: float
-    """What training on a step takes, as it was asked for."""
+    """Seconds of training on a step, as given."""
     tokens_per_step: float
-    """Without padding."""
+    """Tokens of a step, without padding."""
     seconds: float
     """Virtual time of the steps."""
     tokens_per_s: float
     waits: Waits
     planner_step_s: float
-    """Processor seconds that the planner spends on a step, messages included."""
+    """Processor seconds that the planner spends on a step, including messages."""
     planner_share: float
-    """Share of a core that it keeps busy."""
+    """Share of a core that the planner keeps busy."""
     cpu_step_s: float
-    """Processor seconds of all processes for a step."""
+    """Processor seconds of all processes per step."""
     roles: tuple[RoleFigures, ...]
     memory: HostFigures
     connections: Connections
@@ -136,7 +136,7 @@ class Simulated:
 
 
 class _Holds(Protocol):
-    """A role that holds something in a process."""
+    """A role that holds memory in a process."""
 
     @property
     def process(self) -> Process: ...
@@ -147,7 +147,7 @@ class _Holds(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Meter:
-    """What the processes of a simulated plane do in the steps that count, and the most that each holds."""
+    """Measures what the processes of a simulated plane do in the counted steps, and the most memory that each holds."""
 
     job: Job
     runtime: str
@@ -158,24 +158,24 @@ class Meter:
     constructors: Sequence[SimulatedConstructor]
     ranks: Sequence[Rank]
     _before: dict[int, Process] = field(default_factory=dict, init=False)
-    """Copies of processes as they were when the steps began that count, by the ``id`` of each."""
+    """Copies of processes at the begin of the counted steps, by the ``id`` of each process."""
     _peaks: dict[int, int] = field(default_factory=dict, init=False)
-    """Bytes, the same."""
+    """Peak bytes, by the same ``id``."""
     _planned_before: int = field(default=0, init=False)
     _spent_before_s: float = field(default=0.0, init=False)
 
     def begin(self) -> None:
-        """Count from now on."""
+        """Start counting."""
         self._before = {id(process): copy(process) for process in self._processes()}
         self._planned_before = self.planner.steps
         self._spent_before_s = self.planner.spent_s
 
     def weigh(self) -> None:
-        """Note what every process takes of memory now, where it is more than before."""
+        """Note the present memory of every process that exceeds its earlier peak."""
         held: dict[int, int] = {}
         for each in self._holders():
             held[id(each.process)] = held.get(id(each.process), 0) + each.held_bytes
-        # A rank's process is its trainer's, whose memory is not the data plane's.
+        # A rank's process belongs to its trainer, whose memory is not the data plane's.
         costs = self.wire.costs
         own = {"node": costs.node_bytes, "rank": 0}
         for process in self._processes():
@@ -183,20 +183,20 @@ class Meter:
             self._peaks[id(process)] = max(self._peaks.get(id(process), 0), size)
 
     def found(self, trainer: Trainer) -> Simulated:
-        """Return what the last ``job.steps`` steps of a job came to.
+        """Return the figures of the last ``job.steps`` steps of a job.
 
         Raises:
-            ConfigError: They are too few for time to pass in them.
+            ConfigError: The steps are so few that no time passes in them.
         """
         job, steps = self.job, self.job.steps
-        # From the begin of the last step that does not count: ranks wait for the first one that does from there on.
+        # From the begin of the last uncounted step, because ranks wait for the first counted step from there on.
         seconds = trainer.begins_s[-1] - trainer.begins_s[-steps - 1]
         if not seconds:
             raise ConfigError(
                 f"--steps is {steps}, and no time passes in so few, as {job.spec.mix.steps_at_once} come at once: "
                 "simulate more of them"
             )
-        # What was planned, not `batch.tokens`: rows that are not packed full hold fewer.
+        # Planned tokens, not `batch.tokens`, because rows that are not packed full have fewer.
         counted = range(trainer.num_steps - steps, trainer.num_steps)
         tokens = sum(self.planner.tokens[k] for k in counted) / steps
         planned = max(1, self.planner.steps - self._planned_before)
@@ -245,7 +245,7 @@ class Meter:
         return process.busy_s - self._before_of(process).busy_s
 
     def _before_of(self, process: Process) -> Process:
-        """Return a process as it was; one that was started since, to read a source, had done nothing."""
+        """Return a process as it was at the start of counting; a reader that was started later had done nothing."""
         return self._before.get(id(process)) or Process(process.host, process.role, process.width)
 
     def _roles(self) -> list[Role]:
@@ -287,13 +287,13 @@ class Meter:
 
 
 def knee_of(sizes: Sequence[Simulated]) -> int | None:
-    """Return the fewest ranks from which on they wait a twentieth of the time; ``None`` where they never do.
+    """Return the fewest ranks from which on they wait a twentieth of the time; ``None`` if they never do.
 
     Args:
         sizes: The same job with more and more ranks.
     """
     knee = None
-    # From the largest down: a size in the middle that waits by chance, before one that does not, is no knee.
+    # From the largest down, because a middle size that waits by chance, before a larger one that does not, is no knee.
     for found in reversed(sizes):
         if found.stalled_share < _KNEE:
             break
@@ -302,8 +302,8 @@ def knee_of(sizes: Sequence[Simulated]) -> int | None:
 
 
 def limit_of(found: Simulated) -> str:
-    """Say what a job waits for, if for anything."""
-    # Ranks that do not train wait all the time: then the limit is what is asked for.
+    """Return what limits a job, if anything does."""
+    # Ranks that do not train wait all the time, so the limit is then what was asked for.
     if found.step_s and found.stalled_share < _KNEE:
         return f"data is no limit: ranks wait {found.stalled_share:.1%} of the time"
     busiest = max(found.roles, key=lambda role: role.busiest)

@@ -1,7 +1,7 @@
-"""Samples and batches of which only the sizes are there.
+"""Samples and batches that have only sizes.
 
-Tokens are one number, shown as often as there are tokens: a step of a billion of them takes no memory,
-and arrays say what it would take. What a machine does with positions, pieces and rows is what it does in a run.
+The tokens are one number, repeated in a view, so that a step of a billion tokens takes no memory, but arrays report the
+memory they would take. Machines handle positions, pieces and rows exactly as in a run.
 
 Shape suffixes:
     N  samples      K  pieces      R  rows
@@ -31,25 +31,25 @@ def hollow(*shape: int, dtype: type[np.generic] = np.int32) -> NDArray[Any]:
 
 
 class HollowSource:
-    """A source whose samples are as long as those that were measured, over and over."""
+    """A source whose samples repeat the measured lengths over and over."""
 
     def __init__(self, source: int, costs: SourceCosts, *, shift: int = 0) -> None:
-        """Begin ``shift`` records into what was measured, and into the block that is read first.
+        """Begin ``shift`` records into the measured records, and into the first block.
 
-        Sources come to their next blocks each in a step of its own then, as those of a job do that is under way.
+        With different shifts, sources reach their next blocks in different steps, as in a job that is under way.
         """
         self._source = source
         self.into_block = shift % costs.block_positions
-        """Records of its first block that lie before position 0."""
+        """Records of its first block that precede position 0."""
         self._counts_P = np.asarray(costs.counts, np.int64)
-        # Less whole rounds: it goes by a seed, which may be larger than arrays take.
+        # Whole rounds are subtracted, because the number depends on a seed, which may be larger than arrays allow.
         self._shift = shift % len(self._counts_P)
         self._firsts_P = np.cumsum(self._counts_P) - self._counts_P
         self._lengths_N = np.asarray(costs.lengths, np.int32)
 
     def table(self, start: int, stop: int) -> SampleTable:
-        """Return what a loader would report of a range of positions."""
-        # Past what was measured it begins again: a source of a billion records is like its first two thousand.
+        """Return a loader's report of a range of positions."""
+        # After the measured records it starts again: a source of a billion records is like its first two thousand.
         measured = (np.arange(start, stop) + self._shift) % len(self._counts_P)
         counts = self._counts_P[measured]
         positions_N = np.repeat(np.arange(start, stop), counts)
@@ -65,7 +65,7 @@ class HollowSource:
         )
 
     def read(self, start: int, stop: int) -> SamplesRead:
-        """Return a range as it is read."""
+        """Return a range as if it had been read."""
         table = self.table(start, stop)
         block = SampleRange(table, _ragged(table.lengths_N))
         return SamplesRead(source=self._source, block=block)
@@ -77,7 +77,7 @@ def _ragged(lengths_N: NDArray[np.integer[Any]]) -> Ragged:
 
 
 def hollow_columns(lengths_N: NDArray[np.integer[Any]]) -> SampleColumns:
-    """Return a loader's answer of so many tokens for each range."""
+    """Return a loader's answer with these numbers of tokens for each range."""
     return SampleColumns(tokens=_ragged(lengths_N))
 
 
@@ -87,11 +87,11 @@ def hollow_rows(
     fetched_K: Ranges,
     *,
     length: int,
-    others_K: Mapping[str, Ranges],  # noqa: ARG001 -- a hollow source has tokens alone
+    others_K: Mapping[str, Ranges],  # noqa: ARG001 -- a hollow source has only tokens
 ) -> Microbatch:
     """Lay pieces out in rows of ``length`` tokens, as ``build_rows`` does; only bounds and sizes are made.
 
-    A piece for which other tokens came than were planned is a fault of a machine.
+    If other tokens arrive for a piece than were planned, a machine has a fault.
     """
     assert len(fetched_K) == len(pieces), "every piece was fetched"
     assert (fetched_K.lengths_N >= pieces.lengths_P).all(), "and all of it"
@@ -100,7 +100,7 @@ def hollow_rows(
     begins_R = np.concatenate(([0], ends_K))[row_offsets]
     of_row_K = np.repeat(np.arange(rows), np.diff(row_offsets))
     bounds_K = ends_K - begins_R[of_row_K] + of_row_K * length
-    # Each row's end too: padding counts as a document, and a full row's end is a piece's already.
+    # Also at each row's end: padding counts as a document, and the end of a full row is already a piece's end.
     bounds = np.union1d(bounds_K, np.arange(rows + 1) * length)
     return Microbatch(
         tokens_RT=hollow(rows, length),
@@ -112,7 +112,7 @@ def hollow_rows(
 
 
 def size_of_batch(batch: Batch) -> int:
-    """Return the bytes that a batch takes where its tokens are there."""
+    """Return the bytes that a batch would take with its tokens."""
     return sum(
         each.tokens_RT.nbytes
         + each.cu_seqlens.nbytes

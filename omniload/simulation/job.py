@@ -1,4 +1,4 @@
-"""The job that is simulated: mix, ranks, hosts, and what follows from them as it does when a job is opened."""
+"""The job to simulate: mix, ranks and hosts, and the values that follow from them as when a job is opened."""
 
 from dataclasses import dataclass
 
@@ -30,25 +30,25 @@ _LEAST_STEPS, _WINDOWS = 48, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The job that is simulated."""
+    """The job to simulate."""
 
     spec: PlaneSpec
     """Mix and ranks."""
     originals: tuple[str, ...]
-    """Of each source, the one that was measured for it."""
+    """Name of the measured source that stands for each source."""
     hosts: int = 1
     cores: float = 1.0
-    """Of a host, those that the data plane gets."""
+    """Cores of a host that the data plane gets."""
     network_bytes_per_s: float = 1.25e9
-    """Of a host: 10 Gbit/s."""
+    """Network speed of a host; 10 Gbit/s by default."""
     step_s: float = 0.0
-    """What training on a step takes."""
+    """Seconds of training on a step."""
     steps: int = 48
-    """Steps that count."""
+    """Number of counted steps."""
     seed: int = 0
 
     def costs(self, profile: Profile) -> list[SourceCosts]:
-        """Return what was measured of each source.
+        """Return the measured costs of each source.
 
         Raises:
             ConfigError: A source is not in the profile.
@@ -61,20 +61,20 @@ class Job:
 
 
 def warm_up_of(mix: MixConfig) -> int:
-    """Return how many steps do not count: a job is not as fast as it seems while batches come from what filled at once.
+    """Return how many steps do not count: while batches come from buffers that filled at once, a job seems too fast.
 
-    Those are steps that are built ahead, and samples that loaders read ahead of plans.
+    These are the steps that are built ahead, and those whose samples loaders read ahead of plans.
     """
     return mix.steps_ahead + (1 + PLANS_READ_AHEAD) * mix.steps_at_once
 
 
 def steps_that_count(mix: MixConfig) -> int:
-    """Return how many steps count where nobody says: several windows, as the steps of one come in one moment."""
+    """Return the default number of counted steps: several windows, because the steps of a window arrive together."""
     return max(_LEAST_STEPS, _WINDOWS * mix.steps_at_once)
 
 
 def hosts_of(ranks: int, hosts: int) -> list[str]:
-    """Return the host of each rank: neighbours share one.
+    """Return the host of each rank; neighbours share a host.
 
     Raises:
         ConfigError: There are more hosts than ranks.
@@ -83,26 +83,26 @@ def hosts_of(ranks: int, hosts: int) -> list[str]:
         raise ConfigError(
             f"--hosts is {hosts}, more than --ranks {ranks}; give every host a rank at least"
         )
-    # Of one width: in the order of names they are in that of ranks.
+    # All numbers have one width, so that the order of names is the order of ranks.
     return [f"host-{rank * hosts // ranks:05}" for rank in range(ranks)]
 
 
 def constructors_of(job: Job) -> list[tuple[str, tuple[int, ...]]]:
-    """Return host and data-parallel ranks of each data constructor, as a job of this size is opened with them."""
+    """Return the host and the data-parallel ranks of each data constructor, as when a job of this size is opened."""
     hosts = hosts_of(job.spec.tree.size_of("dp"), job.hosts)
     if job.hosts > 1:
         return list(constructors_by_host(job.spec, hosts).values())
-    # Shared out by cores, of the host that is simulated, not of this one.
+    # Divided by the cores of the simulated host, not of this host.
     found = dp_ranks_of_constructors(job.spec, max(1, round(job.cores)))
     return [(hosts[0], ranks) for ranks in found.values()]
 
 
 def reads_of(job: Job, profile: Profile) -> list[SourceCost]:
-    """Return what each source costs its loader, and how many read it, as a job of this size is opened with them."""
+    """Return the costs of each source for its loader, and its number of readers, as when a job is opened."""
     spec, costs = job.spec, job.costs(profile)
     kept = {
         name: KeptProfile(
-            # A kept profile takes no more than a second a token; a profile here may be of a slower machine.
+            # A kept profile allows at most a second per token, but this profile may be from a slower machine.
             preprocess_s_per_token=min(1.0, _token_s(source)),
             block_bytes=source.block_bytes,
         )
@@ -112,7 +112,7 @@ def reads_of(job: Job, profile: Profile) -> list[SourceCost]:
 
 
 def shares_of(job: Job, profile: Profile) -> tuple[LoaderShare, ...]:
-    """Return the loaders as a job of this size is opened with them."""
+    """Return the loaders, as when a job of this size is opened."""
     runtime = job.spec.mix.runtime
     return partition(
         reads_of(job, profile), num_loaders=runtime.loaders, max_loaders=runtime.scaling.most
@@ -132,6 +132,6 @@ def a_planner_of(job: Job, profile: Profile) -> Planner:
         world=World(tree=spec.tree),
         positions_per_epoch_S=[costs.positions_per_epoch for costs in job.costs(profile)],
         state=MixState.start(len(spec.mix.names)),
-        # Nothing is resumed from it, so that nothing is compared.
+        # Nothing is resumed from it, so its fingerprint is not compared.
         fingerprint={},
     )

@@ -1,7 +1,7 @@
-"""Source loaders under a virtual clock, the further readers of their sources, and the shadows that stand by.
+"""Source loaders under a virtual clock, the further readers of their sources, and their shadows.
 
-What a loader and each reader have of a range follows from the units of its blocks, as in a run
-(``source.parts``): a reader without a unit of a block gives nothing of it.
+The shares of a loader and of each reader follow from the units of the source's blocks, as in a run (``source.parts``).
+A reader without a unit of a block contributes nothing to it.
 
 Shape suffixes:
     B  blocks      R  readers of a source, its loader first
@@ -36,26 +36,26 @@ __all__ = [
 _SAMPLE_BYTES = 16  # position 8, sub 4, length 4
 _REQUESTED_BYTES = 20  # position 8, sub, first and last token 4 each
 _RANGE_BYTES = 16  # first and last position
-_STANDING_S = 1.0  # how often shadows are told where the plane is
+_STANDING_S = 1.0  # time between reports of the plane's position to shadows
 
 
 def size_of_table(table: SampleTable) -> int:
-    """Return the bytes of what a loader reports."""
+    """Return the bytes of a loader's report."""
     return _SAMPLE_BYTES * len(table)
 
 
 def size_of_request(request: SliceRequest) -> int:
-    """Return the bytes of what a constructor asks of a source."""
+    """Return the bytes of a constructor's request to a source."""
     return _REQUESTED_BYTES * len(request.positions_N)
 
 
 def parts_of_blocks(blocks_B: NDArray[np.int64], units: int, readers: int) -> NDArray[np.float64]:
-    """Return the part of each block that is each reader's, ``[R, B]``; those of a block sum to 1.
+    """Return each reader's share of each block, ``[R, B]``; the shares of a block sum to 1.
 
     Args:
-        blocks_B: Numbers of the blocks: each begins with another reader, as ``Share`` has it.
-        units: Of a block.
-        readers: Of the source.
+        blocks_B: Numbers of the blocks; each begins with another reader, as in ``Share``.
+        units: Units of a block.
+        readers: Readers of the source.
     """
     first_RB = (np.arange(readers)[:, None] - blocks_B) % readers
     parts: NDArray[np.float64] = np.maximum(0, -(-(units - first_RB) // readers)) / units
@@ -69,58 +69,58 @@ class SimulatedReader:
     process: Process
     wire: Wire
     lane: Lane
-    """Its one thread."""
+    """The reader's only thread."""
     block_bytes: int = field(default=0, init=False)
-    """Of its part of a decoded block."""
+    """Bytes of its part of a decoded block."""
     memory: int = field(default=0, init=False)
-    """Cap of that."""
+    """Cap of those bytes."""
     has_read: bool = field(default=False, init=False)
 
     def read(self, seconds: float, size_bytes: int, answered: Then) -> None:
-        """Read for so long and answer so much."""
+        """Read for this time and answer this size."""
         self.has_read = True
-        # Three parts of one call: its thread does nothing else from the request to the answer.
+        # Three parts of one call: the thread does nothing else from the request to the answer.
         spent_s = self.wire.end_s(self.process, _RANGE_BYTES) + seconds
         spent_s += self.wire.end_s(self.process, size_bytes)
         self.lane.call(lambda: (spent_s, answered))
 
     @property
     def held_bytes(self) -> int:
-        """What it holds: its part of a decoded block, as far as the cap has room."""
+        """Memory of its part of a decoded block, as far as the cap has room."""
         return min(self.block_bytes, self.memory) if self.has_read else 0
 
 
 @dataclass(slots=True)
 class SimulatedShadow:
-    """A loader that stands by: has decoded the block of each source that is drawn from, and the next one."""
+    """A loader that stands by: it has decoded the present block of each drawn source, and the next block."""
 
     process: Process
     memory: int
-    """Cap of what decoded blocks take; the rest lies on disk."""
+    """Cap of the memory of decoded blocks; the rest lies on disk."""
     _bytes: dict[int, int] = field(default_factory=dict, init=False)
-    """Of the decoded blocks of each source."""
+    """Bytes of the decoded blocks of each source."""
     _told_s: dict[int, float] = field(default_factory=dict, init=False)
 
     def stand(self, source: int, costs: SourceCosts) -> None:
-        """Decode the block that its loader has come to, unless it was told of one of that source just now."""
+        """Decode the block that its loader has reached, unless a block of the source was reported a moment ago."""
         now_s = self.process.host.clock.now_s
-        # Of blocks that go by faster than it is told, it decodes none.
+        # Blocks that pass faster than the reports are not decoded.
         if now_s - self._told_s.get(source, -_STANDING_S) < _STANDING_S:
             return
-        # Of the block before it samples are needed yet: for a while it holds both.
+        # Samples of the previous block are still needed, so both blocks are in memory for a while.
         held = 2 if source in self._bytes else 1
         self._told_s[source], self._bytes[source] = now_s, held * costs.block_bytes
         self.process.work(costs.block_s, lambda: None)
 
     @property
     def held_bytes(self) -> int:
-        """What it holds of decoded blocks."""
+        """Memory of its decoded blocks."""
         return min(sum(self._bytes.values()), self.memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """What each reader of a source has of a read."""
+    """Each reader's part of a read."""
 
     seconds_R: NDArray[np.float64]
     bytes_R: NDArray[np.float64]
@@ -140,32 +140,32 @@ class SimulatedLoader:
     answering: Lane
     """Threads that answer constructors of other processes."""
     memory: int
-    """Cap of what its samples take."""
+    """Cap of the memory of its samples."""
     scaler: ReaderScaler
-    """Says how many read each source."""
+    """Decides how many readers each source has."""
     reader_process: Callable[[], Process]
-    """Starts a process that reads, or gives the one that all roles share."""
+    """Starts a process that reads, or returns the process that all roles share."""
     shadows: Sequence[SimulatedShadow] = ()
     readers: dict[int, list[SimulatedReader]] = field(default_factory=dict, init=False)
-    """Further readers of each source, as far as it had some."""
+    """Further readers of each source that has had some."""
     _ended: list[SimulatedReader] = field(default_factory=list, init=False)
-    """Those of sources that had more; the next ones take their places."""
+    """Readers of sources that had more before; they are reused."""
     _blocks: dict[int, int] = field(default_factory=dict, init=False)
-    """The block that each source has decoded."""
+    """Decoded block of each source."""
 
     def __post_init__(self) -> None:
         for source, reading in self.scaler.readings_S.items():
             self._divide(source, reading.readers)
 
     def _divide(self, source: int, readers: int) -> None:
-        """Have so many read a source from its next read on."""
+        """Set the number of readers of a source, from its next read on."""
         its = self.readers.setdefault(source, [])
         self._ended += its[readers - 1 :]
         del its[readers - 1 :]
         while len(its) < readers - 1:
             its.append(self._ended.pop() if self._ended else self._reader())
         for each in its:
-            # They share their loader's cap, as in a run.
+            # Readers share their loader's cap, as in a run.
             each.block_bytes = self.costs[source].block_bytes // readers
             each.memory, each.has_read = self.memory // readers, False
 
@@ -182,7 +182,7 @@ class SimulatedLoader:
         return self.process.host.clock.now_s
 
     def release(self, command: ReleaseSamples) -> None:
-        """Let go of samples that no plan needs any more."""
+        """Release samples that no plan needs any more."""
         self.machine.handle(command)
         self._tell(Looked(now_s=self._now_s, ahead=command.ahead))
 
@@ -200,7 +200,7 @@ class SimulatedLoader:
         lacked = command.is_lacked
         self._tell(ReadBegun(now_s=self._now_s, source=command.source, is_lacked=lacked))
         read = self.sources[command.source].read(answer.start, answer.stop)
-        # As it is now: until this read has ended the source may get other readers.
+        # The present number, because the source may get other readers before this read ends.
         others = tuple(self.readers.get(command.source, ()))
         parts = self._parts(read, len(others) + 1)
         told_s = self.wire.end_s(self.process, size_of_table(read.block.table))
@@ -234,9 +234,9 @@ class SimulatedLoader:
         told_s: float,
         hold: Then,
     ) -> None:
-        """Read a part while other readers read theirs; once all are there, put them together."""
+        """Read a part while other readers read theirs; once all parts are there, combine them."""
         costs = self.costs[read.source]
-        # A list, as the calls that count it down come later, each by itself.
+        # A list, because the calls that count it down come later, each by itself.
         missing = [len(others) + 1]
         # The thread that reads waits for the other parts, and takes no other call meanwhile, as in a run.
         self.reading.keep()
@@ -247,7 +247,7 @@ class SimulatedLoader:
 
         def one_is_there() -> None:
             missing[0] -= 1
-            # With the last one, whichever that is: merging needs all parts.
+            # With the last part, whichever that is, because merging needs all parts.
             if missing[0]:
                 return
             received_s = sum(
@@ -265,7 +265,7 @@ class SimulatedLoader:
         self.process.work(float(parts.seconds_R[0]), one_is_there)
 
     def _parts(self, read: SamplesRead, readers: int) -> _Parts:
-        """Return what each reader reads of a range, and how long; blocks that were not at hand are decoded."""
+        """Return what each reader reads of a range, and how long it takes, including the decoding of new blocks."""
         costs, table = self.costs[read.source], read.block.table
         before = self.sources[read.source].into_block
         start, stop, size = table.start + before, table.stop + before, costs.block_positions
@@ -280,14 +280,14 @@ class SimulatedLoader:
         if is_new_B.any():
             for shadow in self.shadows:
                 shadow.stand(read.source, costs)
-        # One decoded block is held of each source: one that is come back to is decoded again.
+        # Each source keeps one decoded block, so a block that is needed again is decoded again.
         self._blocks[read.source] = int(blocks_B[-1])
-        # Spread evenly over positions: of which block each token is was not measured.
+        # Tokens are spread evenly over positions, because the block of each token was not measured.
         tokens_B = int(read.block.tokens.offsets[-1]) * positions_B / max(1, stop - start)
         parts_RB = parts_of_blocks(blocks_B, costs.block_units, readers)
         seconds_R = parts_RB @ (tokens_B * costs.token_s + is_new_B * costs.block_s)
         return _Parts(
-            # Whoever has no unit of these blocks is asked all the same, and opens nothing.
+            # A reader without a unit of these blocks is still asked, but opens nothing.
             seconds_R=seconds_R + costs.read_s * (parts_RB.max(axis=1) > 0),
             bytes_R=parts_RB @ tokens_B * costs.bytes_per_token,
         )
@@ -298,13 +298,13 @@ class SimulatedLoader:
     def slices(
         self, requests: Sequence[SliceRequest], answer: Callable[[list[SampleColumns], int], None]
     ) -> None:
-        """Answer a constructor of another process: what it asks for, copied."""
+        """Answer a constructor of another process with a copy of the samples."""
         self.answering.call(lambda: self._begin_slices(requests, answer))
 
     def _begin_slices(
         self, requests: Sequence[SliceRequest], answer: Callable[[list[SampleColumns], int], None]
     ) -> tuple[float, Then]:
-        # Found as the call begins: until it ends the machine may have let go of them.
+        # Found at the begin of the call, because the machine may release them before it ends.
         found = self.columns(requests)
         size_bytes = self.size_of(requests, found)
         asked_s = self.wire.end_s(self.process, sum(map(size_of_request, requests)))
@@ -313,18 +313,18 @@ class SimulatedLoader:
         return seconds, lambda: answer(found, size_bytes)
 
     def columns(self, requests: Sequence[SliceRequest]) -> list[SampleColumns]:
-        """Return what a constructor asks for, as the machine finds it."""
+        """Return the samples that a constructor asks for, as the machine finds them."""
         lengths = (self.machine.ranges_of([each]).tokens.lengths_N for each in requests)
         return [hollow_columns(each) for each in lengths]
 
     def slices_s(self, requests: Sequence[SliceRequest], found: Sequence[SampleColumns]) -> float:
-        """Return what finding and copying them takes."""
+        """Return the time to find and copy them."""
         tokens = sum(int(each.tokens.offsets[-1]) for each in found)
         costs = self.builds
         return len(requests) * costs.slices_request_s + tokens * costs.slices_token_s
 
     def size_of(self, requests: Sequence[SliceRequest], found: Sequence[SampleColumns]) -> int:
-        """Return the bytes of an answer, further columns included."""
+        """Return the bytes of an answer, including further columns."""
         return round(
             sum(
                 int(columns.tokens.offsets[-1]) * self.costs[request.source].bytes_per_token
@@ -334,8 +334,8 @@ class SimulatedLoader:
 
     @property
     def held_bytes(self) -> int:
-        """What it holds: samples, and decoded blocks as far as the cap has room; the rest lies on disk."""
-        # Samples are held whatever the cap is: it bounds decoded blocks, which lie on disk where there is no room.
+        """Memory of samples, and of decoded blocks as far as the cap has room; the rest is on disk."""
+        # Samples stay in memory whatever the cap: it bounds decoded blocks, which go to disk if there is no room.
         samples = self.machine.held_bytes
         blocks = sum(self.costs[s].block_bytes // self._readers_of(s) for s in self._blocks)
         return max(samples, min(samples + blocks, self.memory))

@@ -33,11 +33,11 @@ from omniload.simulation.wire import Wire
 __all__ = ["require_simulable", "simulate"]
 
 _READER_THREADS = 2
-"""Of the local runtime."""
+"""Threads that read, in the local runtime."""
 _CALL_THREADS = 4
-"""Of a constructor's process that take windows; one more builds."""
+"""Threads of a constructor's process that take windows; one more thread builds."""
 _HOP_S = 1e-4
-"""How much longer a message takes to another host than to another process of this one."""
+"""Extra time of a message to another host, compared with a process on the same host."""
 
 
 def simulate(job: Job, profile: Profile, *, on_step: Callable[[int], object] = id) -> Simulated:
@@ -45,11 +45,11 @@ def simulate(job: Job, profile: Profile, *, on_step: Callable[[int], object] = i
 
     Args:
         job: The job.
-        profile: What was measured, for its size too.
+        profile: Measured costs, which must include the job's size.
         on_step: Called with the number of each step as it begins.
 
     Returns:
-        What it found; the same for the same job and profile.
+        The result, which is the same for the same job and profile.
 
     Raises:
         ConfigError: The profile lacks something, or the job cannot be simulated.
@@ -59,10 +59,10 @@ def simulate(job: Job, profile: Profile, *, on_step: Callable[[int], object] = i
 
 
 def require_simulable(spec: PlaneSpec, hosts: int) -> None:
-    """Refuse a job that cannot be simulated, whatever is measured for it.
+    """Refuse a job that cannot be simulated, whatever costs are measured.
 
     Raises:
-        ConfigError: Says why.
+        ConfigError: The message says why.
     """
     require_rows(spec)
     if spec.mix.balance.strategy == "hybrid":
@@ -87,7 +87,7 @@ def _measured(profile: Profile, runtime: str) -> tuple[MessageCosts, BuildCosts]
 
 
 class _Run:
-    """One run."""
+    """One run of a simulation."""
 
     def __init__(self, job: Job, profile: Profile, on_step: Callable[[int], object]) -> None:
         self.job, self.profile, self._heard = job, profile, on_step
@@ -96,7 +96,7 @@ class _Run:
         self.clock = Clock()
         mix = job.spec.mix
         self.dp = job.spec.tree.size_of("dp")
-        # Wherever fewer are wanted than there are, none is missed.
+        # If fewer cores are wanted than there are, the lost share makes no difference.
         cores = job.cores * (1 - self.messages.idle)
         self.hosts = [
             Host(self.clock, cores=cores, network_bytes_per_s=job.network_bytes_per_s)
@@ -104,8 +104,8 @@ class _Run:
         ]
         self.shares = shares_of(job, profile)
         self.readers_S = [cost.readers for cost in reads_of(job, profile)]
-        # Buffers fill until then, and would drain at an end: so the planner is told of none, and what is behind the
-        # last step is read and built as in mid-job.
+        # Buffers fill until then, and would drain before an end. So the planner is given no end, and steps after the
+        # last one are read and built, as in the middle of a job.
         self.warm_up = warm_up_of(mix)
         self.num_steps = self.warm_up + job.steps
         self._open()
@@ -132,7 +132,7 @@ class _Run:
         # Planner and loaders are on the opener's host, which is the first.
         planning = only or self._process(first, "planner")
         self.loaders = self._loaders(only)
-        # Fewer loaders than shares there are in one process alone, which has one for all.
+        # Only a single process has fewer loaders than shares, because it has one loader for all.
         loader_of = {
             s: loader
             for share, loader in zip(self.shares, self.loaders, strict=False)
@@ -192,7 +192,7 @@ class _Run:
         return made
 
     def _shadows(self, loader: int) -> list[SimulatedShadow]:
-        """Return those of a loader: on another host where there is one, dealt over them as loaders come."""
+        """Return the shadows of a loader, dealt in turn over the other hosts, if there are any."""
         mix = self.job.spec.mix
         places = self.hosts[1:] or self.hosts
         each = mix.runtime.shadows
@@ -207,7 +207,7 @@ class _Run:
         ]
 
     def _scaler(self, sources: Sequence[int]) -> ReaderScaler:
-        """Return the machine that says how many read each source of a loader, as a job is opened with them."""
+        """Return the machine that sets the number of readers of each source, as when a job is opened."""
         cores, mix = max(1, int(self.job.cores)), self.job.spec.mix
         scaler = ReaderScaler(cores=cores, most=most_of_one(cores))
         for s in sources:
@@ -215,12 +215,12 @@ class _Run:
         return scaler
 
     def _reader_process(self, only: Process | None) -> Process:
-        """Return where a further reader is: a process beside its loader, or a thread of the one process."""
+        """Return the process of a further reader: a new one next to its loader, or the only process."""
         return only or self._process(self.hosts[0], "reader", self.profile.threads)
 
     def _source(self, source: int) -> HollowSource:
         costs = self.job.costs(self.profile)[source]
-        # Those that begin at a block would all be decoded before the steps that count, and rarely among them.
+        # If all sources began at a block, all blocks would be decoded before the counted steps, and rarely among them.
         drawn = random.Random(f"{self.job.seed} {source}")  # noqa: S311 -- no secret
         return HollowSource(source, costs, shift=drawn.randrange(costs.positions_per_epoch))
 
@@ -246,7 +246,7 @@ class _Run:
                     machine=machine,
                     builds=self.builds,
                     calls=Lane(process, 1 if only else _CALL_THREADS),
-                    # One thread, whatever the process has beside it: windows are built in order.
+                    # One thread, whatever else the process has, because windows are built in order.
                     builder=Lane(process, 1),
                     loader_of=loader_of,
                     in_one_process=only is not None,
@@ -256,14 +256,14 @@ class _Run:
 
     def _ranks(self, only: Process | None) -> list[Rank]:
         made: list[Rank] = []
-        # Threads of Ray do half of what a rank that trains takes for a message, and hold no lock of its interpreter.
+        # Threads of Ray do half of a training rank's work on a message, and hold no lock of its interpreter.
         width = 2.0 if self.wire.trains else 1.0
         for constructor in self.constructors:
             its: list[Rank] = []
             for rank in constructor.machine.dp_ranks:
                 kind = LocalRank if only else RayRank
                 process = only or self._process(constructor.process.host, "rank", width)
-                # It looks whether the planner lives, and tells it what a constructor that is lost did not pass on.
+                # It checks that the planner lives, and tells it what a lost constructor did not pass on.
                 self.wire.connect(process, self.planner.process)
                 its.append(
                     kind(
@@ -280,7 +280,7 @@ class _Run:
         return made
 
     def figures(self) -> Simulated:
-        """Run it."""
+        """Run the simulation."""
         trainer = Trainer(self.clock, self.ranks, self.num_steps, self.job.step_s, self._begins)
         self.planner.hear(Started())
         trainer.begin()
@@ -300,10 +300,10 @@ class _Run:
 
     def _begins(self, step: int) -> None:
         self._heard(step)
-        # Where nobody trains, what idles beside work is in what was measured at full speed.
+        # Without training, the measurements at full speed already include cores that idle next to work.
         for host in self.hosts if self.wire.trains else ():
             host.look(self.warm_up)
-        # What is under way counts as far as it has come: hosts count only as jobs begin and end.
+        # Work under way counts as far as it has come, because hosts add up only when jobs begin and end.
         if step in (self.warm_up - 1, self.num_steps - 1):
             for host in self.hosts:
                 host.settle()
@@ -314,12 +314,12 @@ class _Run:
 
 
 def _whole(shares: Sequence[LoaderShare], sources: tuple[int, ...]) -> LoaderShare:
-    """Return the one loader of the local runtime."""
+    """Return the only loader of the local runtime."""
     return LoaderShare(
         sources=sources,
         busy=sum(share.busy for share in shares),
         memory_bytes=sum(share.memory_bytes for share in shares),
-        # So many whatever the shares say: it has one loader.
+        # The number of threads does not depend on the shares, because there is one loader.
         reads=_READER_THREADS,
         why="one process",
     )

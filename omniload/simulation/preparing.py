@@ -1,9 +1,9 @@
-"""A profile with the figures of a job's runtime: what is missing is measured.
+"""Adds to a profile the missing costs of a job's runtime, by measuring them.
 
-What messages take is measured here. On Ray small planes run for real, side by side and in turns, and the same ones are
-simulated with messages that cost nothing: what their processes took beyond that is what messages took, role by role.
-One has few tokens a step, one few of them and few steps a window, one many tokens, of blocks that are decoded as in a
-job: their differences tell what batches and bytes take.
+The costs of messages are measured here. On Ray, small planes run for real, together and alternately, and the same
+planes are simulated with messages that cost nothing. For each role, the time that the real processes took beyond the
+simulated ones is the time of messages. One plane has few tokens per step, one has few tokens and few steps per window,
+and one has many tokens, in blocks that are decoded as in a job. Their differences give the costs of batches and bytes.
 """
 
 import tempfile
@@ -50,21 +50,21 @@ _CALLS, _SAMPLED = 200, 64
 _PROBED_WINDOWS = 8
 """Windows of a small plane that are planned, to measure planning."""
 _READ_ALONE = 3
-"""Sources of a small plane that are read by themselves, before it runs and after it."""
+"""How often the sources of a small plane are read alone, before it runs and again after it."""
 _MOST_OWN = 2.0
-"""More is no planner that is slow in a plane, but a moment in which it was."""
+"""Largest plausible slowdown of planning in a plane; a larger one comes from a moment in which the machine was slow."""
 _MOST_RESTED = 4.0
-"""Likewise of messages after a rest, which may take as much less: beside a busy plane ends are kept waiting."""
+"""The same limit for messages after a rest, in both directions: next to a busy plane, the ends are kept waiting."""
 
 
 def with_runtime(profile: Profile, spec: PlaneSpec, job: Job, shown: Shown) -> Profile:
-    """Return the profile with figures of the job's runtime.
+    """Return the profile with the costs of the job's runtime.
 
     Args:
-        profile: What was measured so far.
-        spec: The mix as its file says.
+        profile: Costs measured so far.
+        spec: The mix as its file declares it.
         job: The job.
-        shown: Shows how far it is.
+        shown: Shows the progress.
 
     Raises:
         OmniloadError: A source cannot be read, Ray is not installed, or it did not start.
@@ -72,7 +72,7 @@ def with_runtime(profile: Profile, spec: PlaneSpec, job: Job, shown: Shown) -> P
     runtime = runtime_of(job.spec)
     dp, tokens = job.spec.tree.size_of("dp"), job.spec.mix.batch.tokens
     ranks = dp if runtime == "local" else max(len(ranks) for _, ranks in constructors_of(job))
-    # Before messages: what those take is what is left of a plane's time beside building.
+    # This comes before messages, whose costs are what remains of a plane's time after building.
     if runtime not in profile.builds:
         with shown("measuring what building takes", 1) as advance:
             builds = measure_builds(spec, runtime, ranks=ranks, tokens=tokens * ranks // dp)
@@ -90,8 +90,8 @@ def _measure_messages(runtime: str, job: Job, profile: Profile, shown: Shown) ->
     Args:
         runtime: ``local`` or ``ray``.
         job: The job, whose samples, sources and rows the small plane has.
-        profile: What was measured of its sources, and of building.
-        shown: Shows what is measured now, and how far it is.
+        profile: Measured costs of its sources, and of building.
+        shown: Shows what is measured now, and the progress.
 
     Raises:
         ConfigError: Ray is asked for and not installed.
@@ -106,7 +106,7 @@ def _measure_messages(runtime: str, job: Job, profile: Profile, shown: Shown) ->
 
 
 def even_roles(end_s: float) -> dict[Role, RoleCosts]:
-    """Return equal costs of every role."""
+    """Return equal costs for every role."""
     return dict.fromkeys(ROLES, RoleCosts(end_s=end_s))
 
 
@@ -115,17 +115,17 @@ class SmallPlane:
     """A small plane that ran, and was simulated."""
 
     spent_s: Mapping[str, float]
-    """Processor seconds of a step of one process of each role."""
+    """Processor seconds of a step, for one process of each role."""
     simulated: Simulated
-    """Where messages cost nothing."""
+    """Simulation in which messages cost nothing."""
 
     def message_of(self, role: Role) -> "_Message":
-        """Return a message of a role: what is in it, and what it took beyond what is known."""
+        """Return an average message of a role: its content, and its time beyond the known costs."""
         step_s = self.simulated.seconds / self.simulated.steps
         found = next(figures for figures in self.simulated.roles if figures.role == role)
-        # Of several ranks one is measured, and all are alike.
+        # One of several ranks is measured, and all are alike.
         known_s = found.cores * step_s / found.count
-        # A role that had none in all these steps took what it took for one at most.
+        # A role without a message in all these steps is charged as if it had one.
         messages_step = found.messages_step / found.count or 1 / self.simulated.steps
         return _Message(
             seconds=max(0.0, self.spent_s[role] - known_s) / messages_step,
@@ -137,13 +137,13 @@ class SmallPlane:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """A message, on average."""
+    """An average message."""
 
     seconds: float
     size_bytes: float
     batches: float
     known_s: float
-    """What its process is known to do for each."""
+    """Known work of its process for each message."""
 
 
 def _between_processes(job: Job, profile: Profile, shown: Shown) -> MessageCosts:
@@ -156,13 +156,13 @@ def _between_processes(job: Job, profile: Profile, shown: Shown) -> MessageCosts
         specs = [each.written(folder) for each, folder in zip(references, folders, strict=True)]
         read = _read_alone(specs, shown)
         found = probe(specs, _CALLS, Client, shown)
-        # Around the planes: a machine that grows slower meanwhile is in both.
+        # Measured before and after the planes, so that a machine that becomes slower affects both.
         again = _read_alone(specs, shown)
         sources = [_middle_of([*pair[0], *pair[1]]) for pair in zip(read, again, strict=True)]
     call = found.call
-    # There and back are two messages with two ends each.
+    # A call and its answer are two messages with two ends each.
     least_s = (call.asking_s + call.answering_s) / 4
-    # A call is on its way twice; which of the two ways was slow cannot be told.
+    # A call travels both ways, and it is unknown which of them was slow.
     waits_s = [each / 2 for each in call.waits_s]
     free = MessageCosts(
         latencies_s=_some_of(waits_s),
@@ -172,11 +172,11 @@ def _between_processes(job: Job, profile: Profile, shown: Shown) -> MessageCosts
         node_bytes=found.node_bytes,
         idle=found.idle,
     )
-    # What building takes is that of the job: what is too much or too little of it is made up for.
+    # Building costs are those of the job, so their error in the small plane is compensated here.
     known = profile.model_copy(update={"messages": {"ray": free}})
     few, short, many = (
         SmallPlane(
-            # How many blocks are decoded in a turn goes by chance.
+            # The number of blocks decoded in a turn depends on chance.
             spent_s={**plane.step_s, "loader": plane.mean_s["loader"]}
             if of.has_blocks
             else plane.step_s,
@@ -185,7 +185,7 @@ def _between_processes(job: Job, profile: Profile, shown: Shown) -> MessageCosts
         for of, spec, costs, plane in zip(references, specs, sources, found.planes, strict=True)
     )
     roles = costs_by_role(few, short, many, clock=found.clock, least_s=least_s)
-    # Ranks that rest ask for less at once: other messages, and more of them.
+    # Ranks that pause ask for less at a time, so the messages are different and more numerous.
     resting = replace(job, spec=specs[0], steps=found.paced_steps, step_s=PAUSE_S)
     simulated = _simulated(resting, known, sources[0])
     paced = SmallPlane(spent_s=found.paced_step_s, simulated=simulated)
@@ -194,19 +194,19 @@ def _between_processes(job: Job, profile: Profile, shown: Shown) -> MessageCosts
 
 
 def _some_of(seconds: Sequence[float]) -> tuple[float, ...]:
-    """Return as many of some times as a profile has, spread evenly from the shortest to the longest."""
+    """Return as many of the times as a profile keeps, spread evenly from the shortest to the longest."""
     return tuple(np.quantile(seconds, np.linspace(0, 1, _SAMPLED)).tolist())
 
 
 def _some_that_were(seconds: Sequence[float]) -> tuple[float, ...]:
-    """Return as many of them at most, each a time that was: of few, none between the longest and the rest."""
+    """Return at most as many of the times as a profile keeps, each a measured one, without interpolation."""
     ordered, count = sorted(seconds), min(_SAMPLED, len(seconds))
-    # The middle one of each of as many parts: the longest of hundreds is drawn no more often than it came.
+    # The middle time of each part, so that the longest of hundreds is drawn no more often than it occurred.
     return tuple(ordered[(2 * n + 1) * len(ordered) // (2 * count)] for n in range(count))
 
 
 def _read_alone(specs: Sequence[PlaneSpec], shown: Shown) -> list[list[SourceCosts]]:
-    """Return what reading takes of some sources of each small plane, which are all the same."""
+    """Return the reading costs of some sources of each small plane; all its sources are alike."""
     named = [spec.mix.names[:_READ_ALONE] for spec in specs]
     found = []
     with shown("measuring what small planes read", sum(map(len, named))) as advance:
@@ -218,14 +218,14 @@ def _read_alone(specs: Sequence[PlaneSpec], shown: Shown) -> list[list[SourceCos
 
 
 def _middle_of(measured: Sequence[SourceCosts]) -> SourceCosts:
-    """Return costs of one source that was measured several times, of each cost the median."""
+    """Return the median of each cost of a source that was measured several times."""
     costs = ("read_s", "token_s", "block_s")
     middle = {name: median(getattr(each, name) for each in measured) for name in costs}
     return measured[0].model_copy(update=middle)
 
 
 def spread(source: SourceCosts) -> SourceCosts:
-    """Return a source of which decoding takes a part for each token, as it does on average over many blocks.
+    """Return a source whose decoding time is spread over its tokens, which is the average over many blocks.
 
     A source of one block is decoded before anything is measured.
     """
@@ -236,9 +236,9 @@ def spread(source: SourceCosts) -> SourceCosts:
 
 
 def _simulated(job: Job, known: Profile, costs: SourceCosts) -> Simulated:
-    """Simulate a small plane, messages left out."""
+    """Simulate a small plane without messages."""
     names = job.spec.mix.names
-    # Spread: in the steps that are simulated blocks are decoded that the plane had decoded before its turns.
+    # Decoding is spread because the simulated steps decode blocks that the plane had decoded before its turns.
     known = known.model_copy(update={"sources": {names[0]: spread(costs)}})
     job = replace(job, originals=names[:1] * len(names), hosts=1)
     planner = measure_planner(job, known, _PROBED_WINDOWS, _unheard)
@@ -253,17 +253,17 @@ def costs_by_role(
     clock: Mapping[str, float],
     least_s: float,
 ) -> dict[Role, RoleCosts]:
-    """Return what a message takes at each role, what its batches do, and its bytes.
+    """Return the cost of a message at each role, of the batches in it, and of its bytes.
 
-    Bytes are those of tokens. A planner's messages have none, nor batches: what it takes more where it plans more is
-    that planning takes longer in a plane than by itself.
+    Bytes are those of tokens. A planner's messages have no bytes of tokens and no batches; their extra time in larger
+    plans means that planning takes longer in a plane than alone.
 
     Args:
-        few: The plane of few tokens a step.
-        short: The same with fewer steps a window.
-        many: The one of many tokens.
-        clock: Cores of each role in use at rest. Those of the opener are counted with the node.
-        least_s: What an end takes in a loop of calls: none takes less, but for what passes a node.
+        few: The plane of few tokens per step.
+        short: The same with fewer steps per window.
+        many: The plane of many tokens.
+        clock: Cores that each role uses at rest. Those of the opener are counted with the node.
+        least_s: Cost of an end in a loop of calls, which is the least for all roles except a node.
     """
     found = even_roles(least_s)
     for role in (figures.role for figures in few.simulated.roles):
@@ -271,10 +271,10 @@ def costs_by_role(
         least = 0.0 if role == "node" else least_s
         costs = (_costs_of_planner if role == "planner" else _costs_of)(messages, least)
         found[role] = costs.model_copy(update={"clock": max(0.0, clock[role])})
-    # It has the keeper, which a job has once, beside Ray.
+    # The node also gets the work of the keeper, which a job has once.
     at_rest = found["node"].clock + max(0.0, clock["opener"])
     found["node"] = found["node"].model_copy(update={"clock": at_rest})
-    # Small planes have none: it is a process that reads and answers, as a loader is.
+    # Small planes have no further readers. A reader reads and answers, as a loader does.
     found["reader"] = found["loader"]
     return found
 
@@ -282,17 +282,17 @@ def costs_by_role(
 def with_rest(
     roles: Mapping[Role, RoleCosts], paced: SmallPlane, *, least_s: float
 ) -> dict[Role, RoleCosts]:
-    """Return the costs with how many times as long a message takes at each role where processes rest between two.
+    """Return the costs with the factor by which a message takes longer at each role after a rest.
 
     Args:
-        roles: What messages take at full speed.
-        paced: The plane of few tokens, whose ranks rested before each step.
-        least_s: What an end takes in a loop of calls, as for ``costs_by_role``.
+        roles: Costs of messages at full speed.
+        paced: The plane of few tokens, whose ranks paused before each step.
+        least_s: Cost of an end in a loop of calls, as in ``costs_by_role``.
     """
     found = dict(roles)
     for role in (figures.role for figures in paced.simulated.roles):
         message, costs = paced.message_of(role), roles[role]
-        # Planning takes as much longer in a plane, rested or not.
+        # Planning is slower in a plane by the same factor, with or without rests.
         beyond_s = message.seconds - (costs.own - 1.0) * message.known_s
         quick_s = max(least_s, costs.message_s(message.size_bytes, message.batches))
         times = beyond_s / quick_s if quick_s else 1.0
@@ -315,18 +315,18 @@ def _costs_of_planner(messages: Sequence[_Message], least_s: float) -> RoleCosts
 def _shares(
     parts: Sequence[tuple[float, ...]], messages: Sequence[_Message], least_s: float
 ) -> list[float]:
-    """Return what each part of a message takes, none below 0, so that all take what they took as nearly as they can.
+    """Return the least-squares cost of each part of a message, none below 0.
 
     Args:
-        parts: How much of each is in each message.
-        messages: What they took.
-        least_s: Of that, what they take in any case.
+        parts: Amount of each part in each message.
+        messages: Measured messages.
+        least_s: Part of each message's time that is given.
     """
     beyond = np.asarray([each.seconds - least_s for each in messages])
     scale = np.maximum(np.max(parts, axis=0), 1e-9)
     scaled = np.asarray(parts) / scale
     best, least_left = np.zeros(len(scale)), np.inf
-    # All of them first; where one comes out below 0, it takes nothing, and the others fit as they can.
+    # All parts are fitted first; if one comes out below 0, it costs nothing, and the others are fitted without it.
     for many in range(len(scale), 0, -1):
         for kept in combinations(range(len(scale)), many):
             found = np.linalg.lstsq(scaled[:, kept], beyond, rcond=None)[0]
@@ -339,7 +339,7 @@ def _shares(
 
 
 def _unheard(_: object) -> None:
-    """Show nobody how far it is: these are parts of one."""
+    """Show no progress, because the work is part of a larger task."""
 
 
 def _between_threads() -> MessageCosts:
@@ -356,11 +356,11 @@ def _between_threads() -> MessageCosts:
         spent_s = (time.process_time() - began_s) / _CALLS
     finally:
         pool.close(1.0)
-    # Of what a call took beside processor time, half went by before either thread was woken.
+    # Half of a call's time beyond processor time passed before either thread was woken.
     waits_s = sorted(max(0.0, (each - spent_s) / 2) for each in rounds_s)
     return MessageCosts(
         latencies_s=_some_of(waits_s),
-        # There and back: two messages, with two ends each, and all of one process.
+        # A call and its answer are two messages with two ends each, all in one process.
         roles=even_roles(spent_s / 4),
         process_bytes=0,
         node_bytes=0,

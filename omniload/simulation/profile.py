@@ -1,6 +1,6 @@
-"""What a short profile measures of a mix and a machine: all that a simulation takes from the world.
+"""What a short profile measures of a mix and a machine: all the facts that a simulation needs.
 
-Two simulations of one profile and one seed are the same; a profile may be carried to another machine.
+Two simulations with one profile and one seed are equal. A profile may be used on another machine.
 """
 
 from pathlib import Path
@@ -29,41 +29,41 @@ __all__ = [
 
 _LARGEST_BYTES = 256 << 20
 Seconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
-"""Processor seconds, unless said otherwise."""
+"""Processor seconds, unless stated otherwise."""
 Size = Annotated[int, Field(ge=0, le=1 << 50)]
 """Bytes."""
 Length = Annotated[int, Field(ge=1, lt=1 << 31)]
 Role = Literal["planner", "loader", "shadow", "reader", "constructor", "rank", "node", "process"]
-"""Kind of process: ``node`` is Ray's own of a host, ``process`` the one process of the local runtime."""
+"""Kind of process: ``node`` means Ray's own processes of a host, ``process`` the one process of the local runtime."""
 ROLES: tuple[Role, ...] = tuple(role for role in get_args(Role) if role != "shadow")
-"""Those that are measured: a shadow is a loader that nobody asks for samples."""
+"""Roles that are measured. A shadow is a loader that no constructor asks for samples."""
 
 
 class SourceCosts(StrictModel):
-    """What reading a source takes, and what its samples are like."""
+    """Costs of reading a source, and properties of its samples."""
 
     read_s: Seconds
-    """A read, whatever its size."""
+    """Seconds of a read, whatever its size."""
     token_s: Seconds
-    """Each token of it, transforms included."""
+    """Seconds of each token of a read, transforms included."""
     block_s: Seconds
-    """Decoding a block: read whenever positions of another one are wanted."""
+    """Seconds to decode a block, whenever positions of another block are needed."""
     merge_s: Seconds
-    """Putting what several readers have read of a range together."""
+    """Seconds to merge the parts of a range that several readers have read."""
     merge_token_s: Seconds
-    """Each token of it."""
+    """Seconds of each token of a merge."""
     block_positions: Annotated[int, Field(ge=1, le=1 << 43)]
-    """Records of a block."""
+    """Records in a block."""
     block_units: Annotated[int, Field(ge=1, le=1 << 43)]
-    """Units of a block, which several readers divide among them."""
+    """Units in a block, which several readers divide among them."""
     block_bytes: Size
     """Memory of a decoded block."""
     bytes_per_token: Annotated[float, Field(ge=4, le=1 << 20, allow_inf_nan=False)]
-    """Of tokens and further columns."""
+    """Bytes per token, including further columns."""
     positions_per_epoch: Annotated[int, Field(ge=1, le=1 << 43)]
-    """Records of the source."""
+    """Records in the source."""
     counts: tuple[Annotated[int, Field(ge=0, lt=1 << 20)], ...] = Field(min_length=1)
-    """Samples that each of the first records gave; those after them are taken to be like them."""
+    """Samples made from each of the first records; later records are assumed to be like them."""
     lengths: tuple[Length, ...] = Field(min_length=1)
     """Tokens of each of these samples."""
 
@@ -77,56 +77,57 @@ class SourceCosts(StrictModel):
 
 
 class BuildCosts(StrictModel):
-    """What handing samples over and building batches takes."""
+    """Costs of handing samples over and of building batches."""
 
     slices_request_s: Seconds
-    """Each source that it asks for."""
+    """Seconds for each source that a constructor asks for."""
     slices_token_s: Seconds
-    """Each token."""
+    """Seconds for each token."""
     rows_s: Seconds
-    """Building a window of steps, whatever is in it."""
+    """Seconds to build a window of steps, whatever its content."""
     rows_token_s: Seconds
-    """Each token of it."""
+    """Seconds for each token of the window."""
 
 
 class RoleCosts(StrictModel):
-    """What a process of a role takes beside reading, planning and building."""
+    """Costs of a role's process, apart from reading, planning and building."""
 
     end_s: Seconds
-    """A message that it sends or takes, answers and whatever follows from it included; of a node, one that passes."""
+    """Seconds of a message sent or received, with its answer and consequences; for a node, of one that passes through
+    it."""
     byte_s: Seconds = 0.0
-    """Each byte of it, and whatever goes with bytes."""
+    """Seconds of each byte of a message, and of all work that grows with bytes."""
     batch_s: Seconds = 0.0
-    """Each batch of a rank and step in it."""
+    """Seconds of each batch of a rank and step in a message."""
     own: Annotated[float, Field(ge=1, le=64, allow_inf_nan=False)] = 1.0
-    """Times as long as by itself that the planner plans where other processes use the same caches."""
+    """Factor by which planning is slower in a plane, where other processes use the same caches, than alone."""
     rested: Annotated[float, Field(ge=1 / 64, le=64, allow_inf_nan=False)] = 1.0
-    """Times as long that a message takes on a host of which nothing wants a core between two of them, as ranks train; 1
+    """Factor by which a message takes longer on a host that was idle since the message before, as while ranks train; 1
     in profiles that were kept before this was measured."""
     clock: Annotated[float, Field(ge=0, le=64, allow_inf_nan=False)] = 0.0
-    """Cores that it keeps busy while nobody asks for anything: heartbeats, and what Ray does by the clock."""
+    """Cores that it uses while no role asks for anything: heartbeats, and Ray's time-driven work."""
 
     def message_s(self, size_bytes: float = 0, batches: float = 0) -> float:
-        """Return what a message takes at full speed."""
+        """Return the cost of a message at full speed."""
         return self.end_s + size_bytes * self.byte_s + batches * self.batch_s
 
 
 class MessageCosts(StrictModel):
-    """What a message from one role to another takes."""
+    """Costs of a message from one role to another."""
 
     latencies_s: tuple[Seconds, ...] = Field(min_length=1)
-    """Time on the way beside processor time, of several messages."""
+    """Latencies of several messages, without processor time."""
     roles: dict[Role, RoleCosts]
-    """By the role of its ends."""
+    """Costs by the role of a message's end."""
     takes_s: tuple[Annotated[tuple[Seconds, ...], Field(min_length=1)], ...] = ()
-    """A batch that is at hand, where its rank has trained since the one before: of several, by their place among those
-    that came together, as those behind them are asked for at the second; what is further behind takes as long as the
-    last. At full speed it takes nothing, nor in a profile without them."""
+    """Seconds to take a batch that is ready, if its rank has trained since the previous one. Several times by the place
+    of the batch among those that arrived together, because the next ones are requested at the second; later places take
+    as long as the last. At full speed, and in a profile without these times, taking a batch costs nothing."""
     idle: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] = 0.0
-    """Part of what processes want of a host's cores that none has, as a core that idles is woken late for what comes;
-    0 where other work had whatever they left."""
+    """Share of the wanted cores of a host that processes lose because an idle core is woken late; 0 if other work used
+    all idle cores."""
     process_bytes: Size
-    """Memory of a role's process that holds nothing yet; 0 where roles are threads."""
+    """Memory of a role's empty process; 0 if roles are threads."""
     node_bytes: Size
     """Memory of Ray's own processes on a host."""
 
@@ -140,70 +141,70 @@ class MessageCosts(StrictModel):
 
 
 class PlannerCosts(StrictModel):
-    """What planning takes for so many ranks, sources and tokens of a step."""
+    """Costs of planning for a number of ranks, sources and tokens per step."""
 
     ranks: Annotated[int, Field(ge=1, le=1 << 31)]
     sources: Annotated[int, Field(ge=1, le=1 << 31)]
     tokens: Annotated[int, Field(ge=1, le=1 << 40)]
-    """Of a step."""
+    """Tokens of a step."""
     report_s: Seconds
-    """A report of a loader from which no plan follows."""
+    """Seconds of a loader's report that leads to no plan."""
     taken_s: Seconds
-    """A rank that took steps, where no plan follows."""
+    """Seconds of a rank that took steps, if no plan follows."""
     step_s: Seconds
-    """A step that is planned and journaled."""
+    """Seconds to plan and journal a step."""
     part_s: Seconds
-    """One constructor's part of a step."""
+    """Seconds of one constructor's part of a step."""
 
     def times(self, factor: float) -> Self:
-        """Return the costs where all take so many times as long."""
+        """Return the costs multiplied by a factor."""
         named = ("report_s", "taken_s", "step_s", "part_s")
         return self.model_copy(update={name: getattr(self, name) * factor for name in named})
 
 
 class Profile(StrictModel):
-    """What was measured."""
+    """Measured costs of a mix and a machine."""
 
     version: Literal[11] = 11
-    """Of this format; 1 cannot tell what several readers take, 2 what a message takes at each role, 3 what batches in
-    it do, and what decoding takes was too little of some sources, 4 has messages of many ranks cost what those of one
-    do, 5 has blocks that small planes decoded among the bytes of messages, and too little done by the clock, 6 has
-    messages of ranks cost what they do where several share a process, 7 has ranks of the opener in what Ray does by the
-    clock, and no core idle while something wants it, 9 draws the batch behind the first of a window for all of them, 10
-    has ranks ask for whole windows after pauses."""
+    """Version of this format. Version 1 lacks the costs of several readers, 2 the costs of a message at each role, and
+    3 the costs of its batches, with too little decoding for some sources. In 4, messages of many ranks cost what those
+    of one rank do. In 5, blocks decoded by small planes count as bytes of messages, and time-driven work is too small.
+    In 6, messages of ranks cost what they do if several ranks share a process. In 7, ranks of the opener count as Ray's
+    time-driven work, and no wanted core is idle. Version 9 draws one time for all batches after the first of a window.
+    In 10, ranks ask for whole windows after pauses."""
     machine: Annotated[str, Field(max_length=200)]
-    """The processor."""
+    """Model of the processor."""
     cores: Annotated[int, Field(ge=1, le=1 << 16)]
-    """Cores it was measured on."""
+    """Cores that were used for measuring."""
     load: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    """Processes that wanted a core when it was measured, on average over a minute."""
+    """Processes that wanted a core during the measurement, averaged over a minute."""
     threads: Annotated[float, Field(ge=1, le=1 << 16, allow_inf_nan=False)]
-    """Cores that the threads of one process got at once."""
+    """Cores that the threads of one process got at the same time."""
     sources: dict[str, SourceCosts] = Field(min_length=1)
-    """By name."""
+    """Costs of sources, by name."""
     builds: dict[str, BuildCosts] = Field(default_factory=dict)
-    """By runtime: across processes samples are copied once more."""
+    """Costs of building, by runtime: between processes, samples are copied once more."""
     messages: dict[str, MessageCosts] = Field(default_factory=dict)
-    """By runtime."""
+    """Costs of messages, by runtime."""
     planners: tuple[PlannerCosts, ...] = ()
-    """One for each size."""
+    """Costs of planning, one entry for each size."""
 
     @property
     def is_of_a_busy_machine(self) -> bool:
-        """Whether other work kept messages and threads waiting as they were measured."""
+        """Whether other work delayed messages and threads while they were measured."""
         return self.load > self.cores
 
     def planner_of(self, *, ranks: int, sources: int, tokens: int) -> PlannerCosts | None:
-        """Return what planning takes at a size, if it was measured."""
+        """Return the costs of planning at a size, if they were measured."""
         wanted = (ranks, sources, tokens)
         return next((p for p in self.planners if (p.ranks, p.sources, p.tokens) == wanted), None)
 
 
 def read_profile(path: Path) -> Profile:
-    """Read what ``write_profile`` wrote.
+    """Read a profile written by ``write_profile``.
 
     Raises:
-        ConfigError: It is no profile, or one of another version.
+        ConfigError: The file is no profile, or is of another version.
     """
     content = read_small_file(path, most_bytes=_LARGEST_BYTES, what="a profile")
     try:
@@ -216,10 +217,10 @@ def read_profile(path: Path) -> Profile:
 
 
 def write_profile(path: Path, profile: Profile) -> None:
-    """Keep a profile for later simulations, here or elsewhere.
+    """Write a profile for later simulations, here or elsewhere.
 
     Raises:
-        ConfigError: It cannot be written there.
+        ConfigError: The file cannot be written.
     """
     try:
         write_whole(path, orjson.dumps(profile.model_dump()))

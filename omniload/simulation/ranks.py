@@ -1,4 +1,4 @@
-"""Ranks under a virtual clock: they take their batches as a rank's handle does, and train in step."""
+"""Ranks under a virtual clock: they take their batches like a rank's handle, and train in step."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -21,38 +21,38 @@ __all__ = ["LocalRank", "Rank", "RayRank", "Trainer"]
 
 @dataclass(slots=True)
 class Rank(ABC):
-    """What takes the batches of one rank."""
+    """Takes the batches of one rank."""
 
     process: Process
     wire: Wire
     rank: int
     window: int
-    """Steps that are planned at once: it asks for no more of them at once."""
+    """Steps that are planned together; the rank asks for at most as many at once."""
     constructor: SimulatedConstructor
     planner: SimulatedPlanner
     held_bytes: int = field(default=0, init=False)
-    """Of batches that are on their way to it, or wait for it."""
+    """Bytes of batches that are on their way to the rank, or wait for it."""
     place: int = field(default=0, init=False)
-    """Of the step that it took last, among those that came together."""
+    """Place of the step that it took last among the steps that arrived together."""
     _waiting: tuple[int, Then] | None = field(default=None, init=False)
     _beside: deque[Then] = field(default_factory=deque, init=False)
-    """What threads beside the one that takes are woken for."""
+    """Work of other threads of the rank, which start when the taking thread has its batch."""
 
     @abstractmethod
     def take(self, step: int, have: Then) -> None:
         """Take a step, and then call ``have``."""
 
     def let_go(self) -> None:
-        """Have threads go on that wait for the one that takes: it has its batch, and leaves the core to them."""
+        """Start the threads that wait for the taking thread, which has its batch and leaves the core to them."""
         while self._beside:
             self._beside.popleft()()
 
     @abstractmethod
     def look(self) -> None:
-        """See whether what it waits for is built by now."""
+        """Check whether the awaited step is built."""
 
     def _tell_taken(self, step: int) -> None:
-        """Tell that this rank has a step: the planner, or what passes it on."""
+        """Report that this rank has a step, to the planner or to the role that passes it on."""
         told, wire = self._told_by(), self.wire
         hear = partial(told.hear, StepTaken(step=step, dp_rank=self.rank))
         telling_s = wire.end_s(self.process)
@@ -60,21 +60,21 @@ class Rank(ABC):
 
     @abstractmethod
     def _told_by(self) -> SimulatedConstructor | SimulatedPlanner:
-        """Return what is told which steps this rank has."""
+        """Return the role to which this rank reports its steps."""
 
 
 class _Asked(NamedTuple):
-    """What a rank asks for."""
+    """Request of a rank."""
 
     step: int
     most: int
-    """Steps from that one on."""
+    """Number of wanted steps, from that step on."""
     given: int
-    """How many of them are given; those behind are lent."""
+    """Number of them that are given; later ones are lent."""
 
 
 class _Window(NamedTuple):
-    """An answer."""
+    """Answer to a request."""
 
     sizes: list[int]
     """Bytes of each batch."""
@@ -83,20 +83,20 @@ class _Window(NamedTuple):
 
 @dataclass(slots=True)
 class RayRank(Rank):
-    """A rank beside a constructor's process: asks for the steps of a while, and for those behind while it has some."""
+    """A rank outside the constructor's process: asks for several steps, and for the next ones before it runs out."""
 
     _pace: FetchPace = field(init=False)
     _held: deque[int] = field(default_factory=deque, init=False)
-    """Bytes of the batches at hand."""
+    """Bytes of the batches in memory."""
     _given: int = field(default=0, init=False)
-    """How many of them need not be confirmed."""
+    """Number of them that need no confirmation."""
     _came: _Window | None = field(default=None, init=False)
-    """What has come behind them."""
+    """Answer that has arrived after them."""
     _asked: int | None = field(default=None, init=False)
     _behind: int = field(default=0, init=False)
-    """The step behind those at hand."""
+    """The step after those in memory."""
     _unanswered: _Asked | None = field(default=None, init=False)
-    """What the constructor is to answer once its first step is built."""
+    """Request that the constructor answers once its first step is built."""
 
     def __post_init__(self) -> None:
         self._pace = FetchPace(self.window)
@@ -114,15 +114,15 @@ class RayRank(Rank):
         self._waiting = step, have
         if self._came is not None:
             self._open()
-        # Else its question is on its way: asked again, the constructor would answer twice.
+        # Otherwise the request is on its way; asked again, the constructor would answer twice.
         elif self._asked is None:
             self._ask(step, given=1)
 
     def _ask(self, step: int, given: int) -> None:
-        """Ask for the steps of a while, of which a slow rank is given the first batches and lent the others."""
+        """Ask for several steps; a slow rank is given the first batches and lent the others."""
         self._asked, most = step, self._pace.at_once
         asked = _Asked(step, most, given if self._pace.is_slow else most)
-        # Nobody waits for that: a thread beside the one that takes asks.
+        # The taking thread does not wait for this, because another thread asks.
         self.process.work(
             self.wire.end_s(self.process),
             lambda: self.wire.carry(
@@ -140,10 +140,10 @@ class RayRank(Rank):
         if asked is None or not constructor.machine.has(asked.step):
             return
         self._unanswered = None
-        # What is built of them goes along: a rank that is late has several steps in one message.
+        # All built steps are sent along, so that a late rank gets several steps in one message.
         sizes = constructor.sizes_from(asked.step, asked.most, self.rank)
         self.held_bytes += sum(sizes)
-        # Both ends of the constructor at once: what was asked was taken while nothing was built, and is counted here.
+        # Both of the constructor's ends at once: the request was received while nothing was built, and is counted here.
         its, wire = constructor.process, self.wire
         seconds = wire.end_s(its) + wire.end_s(its, sum(sizes), len(sizes))
         arrive = partial(self._arrive, _Window(sizes, asked.given))
@@ -152,7 +152,7 @@ class RayRank(Rank):
         )
 
     def _arrive(self, window: _Window) -> None:
-        # A thread beside takes it in as it comes, while the rank trains or waits for it.
+        # Another thread receives the answer as it arrives, while the rank trains or waits for it.
         seconds = self.wire.end_s(self.process, sum(window.sizes), len(window.sizes))
         self.process.work(seconds, partial(self._have_come, window))
 
@@ -162,7 +162,7 @@ class RayRank(Rank):
             self._open()
 
     def _open(self) -> None:
-        """Have what came at hand, and take the first step of it."""
+        """Move the answer's batches into memory, and take the first of them."""
         assert self._came is not None
         assert self._waiting is not None
         (step, have), (sizes, self._given) = self._waiting, self._came
@@ -172,12 +172,13 @@ class RayRank(Rank):
         self._take_at_hand(step, have)
 
     def _take_at_hand(self, step: int, have: Then) -> None:
-        """Hand the first batch at hand out; one that is lent once the constructor has said that it stands."""
+        """Hand out the first batch in memory; if it is lent, only after the constructor confirms it."""
         if self._given:
             self._hand_out(step, have)
             return
         its, wire, constructor = self.process, self.wire, self.constructor.process
-        # As of a step that is told: an answer without a batch is part of its message. Half of it asks, half hears.
+        # Costs as much as reporting a step, because an answer without a batch is part of its message. Half is for
+        # asking, half for hearing.
         half_s = wire.end_s(its) / 2
 
         def hear() -> None:
@@ -187,27 +188,28 @@ class RayRank(Rank):
             answered = partial(wire.carry, constructor, its, hear)
             constructor.work(wire.end_s(constructor), answered)
 
-        # Nobody changes the mix of a job that is simulated: each of them stands.
+        # The mix of a simulated job never changes, so every lent batch is confirmed.
         its.work(half_s, partial(wire.carry, its, constructor, answer))
 
     def _hand_out(self, step: int, have: Then) -> None:
         self._pace.take(self.process.host.clock.now_s)
         self._given = max(0, self._given - 1)
         self.held_bytes -= self._held.popleft()
-        # With the second of those that came together, or with the only one.
+        # With the second of the batches that arrived together, or with the only one.
         if self.place == 1 or (self.place == 0 and not self._held):
             self._beside.append(partial(self._ask, self._behind, given=0))
-        if not (self._held and self._given):  # said of each that is lent, else with the last
+        # Each lent step is reported by itself, given steps with the last of them.
+        if not (self._held and self._given):
             self._beside.append(partial(self._tell_taken, step))
         have()
 
 
 @dataclass(slots=True)
 class LocalRank(Rank):
-    """A rank in the process of its plane: its batches are there once they are built."""
+    """A rank in the process of its plane: its batches are available as soon as they are built."""
 
     _told_next: int = field(default=0, init=False)
-    """Step that is told of at the latest when it was taken: as seldom as steps are planned."""
+    """First step that must be reported when it is taken; reports are as rare as plans."""
 
     @override
     def _told_by(self) -> SimulatedPlanner:
@@ -222,15 +224,15 @@ class LocalRank(Rank):
     @override
     def look(self) -> None:
         if self._waiting is not None and self.constructor.machine.has(self._waiting[0]):
-            # By a message: a thread that waits is woken, which takes its time.
+            # As a message, because waking a waiting thread takes time.
             self.wire.carry(self.process, self.process, self._hand_out)
 
     def _hand_out(self) -> None:
         if self._waiting is None or not self.constructor.machine.has(self._waiting[0]):
-            return  # woken twice: by now it may wait for a step that is not built
+            return  # woken twice: the rank may already wait for a step that is not built
         step, have = self._waiting
         self._waiting = None
-        # Told of a window's first step, and of one behind which nothing is built: there the planner may be waited for.
+        # Reported are a window's first step, and a step after which nothing is built: there the planner may wait.
         is_known = step < self._told_next and self.constructor.machine.has(step + 1)
         if not is_known:
             self._told_next = step + self.window
@@ -240,19 +242,19 @@ class LocalRank(Rank):
 
 @dataclass(slots=True)
 class _Asleep:
-    """Ranks of a host that have trained: they wake one after the other, where a core is left for them.
+    """Ranks of a host that have trained; they wake one after another when a core is free.
 
-    A collective lets go of them one by one, and what a rank has to do then is short: it is run through.
+    A collective releases the ranks one by one, and each then has only a short task, which runs without interruption.
     """
 
     ranks: deque[Rank]
     cores: int
-    """On which none of them takes its batch."""
+    """Cores on which no rank is taking its batch."""
 
 
 @dataclass(slots=True)
 class Trainer:
-    """All ranks: a step begins once each has its batch, and takes ``step_s``."""
+    """All ranks: a step begins once each rank has its batch, and takes ``step_s``."""
 
     clock: Clock
     ranks: Sequence[Rank]
@@ -262,12 +264,12 @@ class Trainer:
     """Called when a step begins."""
     step: int = 0
     waits_s: list[float] = field(default_factory=list, init=False)
-    """Of each step, what the last rank waited."""
+    """Wait of the last rank, for each step."""
     begins_s: list[float] = field(default_factory=list, init=False)
-    """When each step began."""
+    """Time at which each step began."""
     _missing: int = field(default=0, init=False)
     _longest_s: float = field(default=0.0, init=False)
-    """What a rank has waited for the step that all take, at most so far."""
+    """Longest wait of a rank so far for the step that all take."""
     _by_host: Sequence[Sequence[Rank]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -293,7 +295,7 @@ class Trainer:
             rank.take(self.step, partial(self._took, rank, self.clock.now_s, of_host))
 
     def _took(self, rank: Rank, woken_s: float, of_host: "_Asleep") -> None:
-        # A rank that only takes batches has all that it needs for that in its caches.
+        # A rank that only takes batches finds everything for that in its caches.
         if take_s := rank.wire.take_s(rank.place):
             of_host.cores -= 1
             rank.process.work(take_s, partial(self._has_taken, rank, woken_s, of_host))
@@ -308,7 +310,7 @@ class Trainer:
         self._wake(of_host)
 
     def _have(self, woken_s: float) -> None:
-        # What a rank waits counts from its own begin, as in a run.
+        # A rank's wait counts from its own begin, as in a run.
         self._longest_s = max(self._longest_s, self.clock.now_s - woken_s)
         self._missing -= 1
         if self._missing:
@@ -318,5 +320,5 @@ class Trainer:
         self.on_step(self.step)
         self.step += 1
         if not self.is_done:
-            # A collective of the ranks ends a step: none begins the next before all have trained.
+            # A collective of the ranks ends a step: no rank begins the next step before all have trained.
             self.clock.after(self.step_s, self.begin)

@@ -1,6 +1,6 @@
-"""What reading takes of this machine: each source of a mix opened and read a little, and threads that read at once.
+"""Measures the cost of reading on this machine: a part of each source of a mix, and threads that read in parallel.
 
-Everything is processor time, so that other work on the machine counts for little.
+All figures are processor time, so that other work on the machine has little effect.
 """
 
 import os
@@ -40,18 +40,18 @@ __all__ = [
 ]
 
 Shown = Callable[[str, float], AbstractContextManager[Callable[[float], None]]]
-"""Shows how far work is: told what it is and how much of it there is; each part that is done is told to its value."""
+"""Shows progress: receives the name and the amount of work; its value receives each part that is done."""
 
 _SMALL_READ, _LARGE_READ = 16, 256
 """Records of the two sizes of reads."""
 _REPEATS = 9
 _MOST_RECORDS, _MOST_TOKENS = 2_048, 1 << 20
-"""Of a source whose samples are looked at."""
+"""Most records and tokens of a source whose samples are looked at."""
 _THREADS_S = 0.15
 
 
 def spent_s(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the processor seconds of this process that a call takes, and what it returns."""
+    """Return the processor seconds of this process that a call takes, and the result of the call."""
     began_s = time.process_time()
     found = call()
     return time.process_time() - began_s, found
@@ -61,7 +61,7 @@ def line_through(x0: float, y0: float, x1: float, y1: float) -> tuple[float, flo
     """Return offset and slope of the line through two points, neither below 0."""
     slope = max(0.0, (y1 - y0) / (x1 - x0)) if x1 > x0 else y1 / max(1.0, x1)
     offset = y0 - slope * x0
-    # Noise alone makes an offset below 0: then all of it is taken for the slope.
+    # Only noise makes the offset negative, so everything is then attributed to the slope.
     return (offset, slope) if offset >= 0 else (0.0, y1 / max(1.0, x1))
 
 
@@ -83,11 +83,11 @@ def measured_sources(spec: PlaneSpec, shown: Shown) -> Profile:
 
 
 def measure_sources(spec: PlaneSpec, advance: Callable[[int], object]) -> dict[str, SourceCosts]:
-    """Read a little of every source; ``advance`` is called as each is done.
+    """Read a part of every source; ``advance`` is called after each.
 
     Raises:
-        OmniloadError: As for ``open_source``.
-        ConfigError: Of a source no sample is there among the first records.
+        OmniloadError: See ``open_source``.
+        ConfigError: A source has no sample among its first records.
     """
     found = {}
     for name in spec.mix.names:
@@ -101,7 +101,7 @@ def _opened(spec: PlaneSpec, name: str) -> RecordSource:
 
 
 def _block_of(spec: PlaneSpec, name: str) -> tuple[int, int]:
-    """Return the records and the units of a block of a source, on average."""
+    """Return the average numbers of records and units in a block of a source."""
     source = SourceSpec.drawn(spec.mix, name, spec.base_dir, spec.cache_dir)
     rows_U = open_format(source).format.units().rows_U
     filled_U = rows_U[rows_U > 0]
@@ -115,20 +115,20 @@ def _measure_source(spec: PlaneSpec, name: str) -> SourceCosts:
     decode_s = _decodes(source, block)
     small_s, small = _reads(source, _SMALL_READ, min(block, epoch))
     large_s, large = _reads(source, _LARGE_READ, min(block, epoch))
-    # From the difference, so that what a read takes whatever its size is not counted for tokens.
+    # Taken from the difference, so that the fixed cost of a read is not attributed to tokens.
     token_s = max(0.0, large_s - small_s) / max(1, large - small)
     if large <= small:
         token_s = large_s / max(1, large)
     merge_s, merge_token_s = _merges(source, min(block, epoch))
     seen = _looked_at(source, min(block, epoch, _MOST_RECORDS))
     table = seen.table
-    # A simulated source repeats what was looked at: of nothing it would have the planner read on for ever.
+    # A simulated source repeats the records that were looked at; without a sample, the planner would read forever.
     if not len(table):
         raise ConfigError(
             f"source {name!r} gives no sample of its first {table.stop} records, so that none can be simulated; leave "
             "it out of the mix, or look at what skips them: omniload mix check says how many"
         )
-    # Records behind the last sample count too, with none.
+    # Records after the last sample count too, with no samples.
     counts = np.bincount(table.positions_N, minlength=table.stop)
     tokens = max(1, len(seen.tokens.values_V))
     size = sum(column.values_V.nbytes for column in (seen.tokens, *seen.others.values()))
@@ -149,7 +149,7 @@ def _measure_source(spec: PlaneSpec, name: str) -> SourceCosts:
 
 
 def _decodes(source: Source, block: int) -> float:
-    """Return the seconds of a small read whose block is decoded for it; the first block is at hand afterwards."""
+    """Return the seconds of a small read whose block must be decoded; the first block is decoded afterwards."""
     epoch = source.positions_per_epoch
 
     def read(start: int) -> float:
@@ -157,17 +157,17 @@ def _decodes(source: Source, block: int) -> float:
 
     if block >= epoch:
         return read(0)
-    # A block has so many records on average only: the middle of the second lies in no other.
+    # A block has this many records only on average, so the middle of the second block is surely in no other block.
     far = min(block + block // 2, epoch - 1)
-    read(far)  # what is loaded once is paid for by this one
+    read(far)  # this read pays for anything that is loaded once
     return median(read(start) for start in (0, far, 0))
 
 
 def _reads(source: Source, records: int, end: int) -> tuple[float, int]:
-    """Return the seconds and tokens of a read of so many records within the block at hand."""
+    """Return the seconds and tokens of a read of ``records`` records within the decoded block."""
     found = []
     for number in range(_REPEATS):
-        # In the block that is at hand: another one would be decoded, which is measured by itself.
+        # Within the decoded block, because decoding another block is measured separately.
         start = number * records % max(1, end - records)
         seconds, read = spent_s(lambda: source.read(start, min(start + records, end)))  # noqa: B023 -- called here
         found.append((seconds, len(read.tokens.values_V)))
@@ -175,9 +175,9 @@ def _reads(source: Source, records: int, end: int) -> tuple[float, int]:
 
 
 def _merges(source: RecordSource, end: int) -> tuple[float, float]:
-    """Return what it takes to put the reads of two readers together: of each, and of each token."""
+    """Return the cost of merging the reads of two readers: per read, and per token."""
     reads = [(0, min(records, end)) for records in (_SMALL_READ, _LARGE_READ)]
-    # One reader after the other: each decodes its units of the block once.
+    # One reader after another: each decodes its units of the block once.
     of_readers = [[source.read_part(*read, Part(n, 2)) for read in reads] for n in range(2)]
     found = []
     for parts in zip(*of_readers, strict=True):
@@ -188,8 +188,8 @@ def _merges(source: RecordSource, end: int) -> tuple[float, float]:
 
 
 def _looked_at(source: Source, records: int) -> SampleBlock:
-    """Read the first records, fewer where they are long."""
-    # A few first: documents of a million tokens would make 2,048 of them a long wait.
+    """Read the first records, or fewer if they are long."""
+    # A few records first, because 2,048 documents of a million tokens would take long.
     first = source.read(0, min(_SMALL_READ, records))
     each = max(1.0, len(first.tokens.values_V) / first.table.stop)
     found = source.read(0, max(first.table.stop, min(records, int(_MOST_TOKENS / each))))
@@ -197,13 +197,13 @@ def _looked_at(source: Source, records: int) -> SampleBlock:
 
 
 def measure_threads(spec: PlaneSpec) -> float:
-    """Return how many cores two threads of a process get that read, where nothing else wants them."""
-    # A source of its own for each thread: a loader never reads one source in two at once.
+    """Return how many cores two reading threads of a process get, if nothing else wants them."""
+    # Each thread has a source of its own, because a loader never reads one source in two threads.
     sources = [_opened(spec, name) for name in [*spec.mix.names, *spec.mix.names][:2]]
     for source in sources:
         source.read(0, 1)
     works = [partial(_read_next, source, cycle(_starts(source))) for source in sources]
-    # As one sum: of a thread that had little of a busy machine little is known in a single try.
+    # Tries are summed, because a thread that got little of a busy machine says little in a single try.
     tries = [each for _ in range(_REPEATS) for each in _spent_at_once(works)]
     return float(np.clip(cores_of(tries, len(works)), 1.0, cores_here()))
 
@@ -218,17 +218,17 @@ def _read_next(source: Source, starts: Iterator[int]) -> None:
 
 
 def cores_of(tries: Sequence[tuple[float, float]], threads: int) -> float:
-    """Return the cores that so many threads get at once.
+    """Return the cores that this number of threads gets in parallel.
 
     Args:
-        tries: Of each thread in each try, its processor seconds, and those in which others did not keep it waiting.
-        threads: How many worked at once.
+        tries: For each thread in each try, its processor seconds, and the seconds in which other work did not delay it.
+        threads: Number of threads that worked in parallel.
     """
     return threads * sum(own for own, _ in tries) / max(1e-9, sum(free for _, free in tries))
 
 
 def _spent_at_once(works: Sequence[Callable[[], object]]) -> list[tuple[float, float]]:
-    """Work in some threads for a while; return for each what ``cores_of`` wants."""
+    """Work in some threads for a while; return the figures of each for ``cores_of``."""
     until_s = time.perf_counter() + _THREADS_S
     found: list[tuple[float, float]] = []
 
@@ -237,7 +237,7 @@ def _spent_at_once(works: Sequence[Callable[[], object]]) -> list[tuple[float, f
         while time.perf_counter() < until_s:
             work()
         own_s, kept_s = time.thread_time() - own_s, kept_waiting_s() - kept_s
-        # What else the machine does is no lock that they wait for.
+        # Other work of the machine is no lock that the threads wait for.
         found.append((own_s, time.perf_counter() - began_s - kept_s))
 
     threads = [threading.Thread(target=run, args=(work,)) for work in works]
@@ -250,7 +250,7 @@ def _spent_at_once(works: Sequence[Callable[[], object]]) -> list[tuple[float, f
 
 def _processor() -> str:
     """Return the model of the processor."""
-    # Other systems have no such file, and ARM's has no such line: then the architecture is named.
+    # Other systems have no such file, and on ARM it has no such line; then the architecture is returned.
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

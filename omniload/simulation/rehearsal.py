@@ -1,7 +1,7 @@
-"""Planning for real, in this thread, and training on nothing.
+"""Real planning in this thread, without training.
 
 The planner, the source loader and the data constructor are those of a run; only the shells that carry events between
-them are left out. So what is planned, shown, audited or timed here is what a run does.
+them are left out. So everything that is planned, shown, audited or timed here is as in a run.
 """
 
 from collections import deque
@@ -47,20 +47,20 @@ from omniload.source.estimate import SourceProfile
 __all__ = ["FirstSteps", "Refusal", "Rehearsal", "steps_of_a_forecast"]
 
 _REHEARSED_TOKENS = 16_000_000
-"""Tokens that may be read to measure packing and balance: about ten seconds of tokenising."""
+"""Most tokens read to measure packing and balance: about ten seconds of tokenising."""
 _MOST_REHEARSED = 64
 _MOST_TO_THE_END = 4096
-"""Steps of a run that is planned whole, so that its end is known: some seconds of planning."""
+"""Most steps of a run that is planned completely, so that its end is known: some seconds of planning."""
 _MARGIN = 1.25
-"""Times as long as that a run may be expected to be, and is tried: it may be shorter."""
+"""Factor by which an expected run may exceed that and is still tried, because it may turn out shorter."""
 _GROUPS = 8
 
 
 class Rehearsal:
-    """Steps of a mix, planned one after the other; each one's samples are at hand until the next."""
+    """Steps of a mix, planned one after another; the samples of each step are available until the next."""
 
     def __init__(self, spec: PlaneSpec) -> None:
-        """Open the sources; planning starts where ``spec.state`` says.
+        """Open the sources; planning starts at ``spec.state``.
 
         Raises:
             ConfigError: The mix, a source or the batch is refused.
@@ -77,13 +77,13 @@ class Rehearsal:
             cache_dir=spec.cache_dir,
             activity=Activity("loader-0"),
         )
-        """The one loader of all sources."""
+        """The only loader, for all sources."""
         facts = self.loader.facts()
         self._planner = make_planner(spec, [facts[s] for s in every_source])
 
     @property
     def state(self) -> MixState:
-        """Where planning stands: at first what ``spec.state`` says, which fits the mix and the data."""
+        """Present state of planning: at first ``spec.state``, which fits the mix and the data."""
         return self._planner.state
 
     @property
@@ -101,7 +101,7 @@ class Rehearsal:
             yield from window
 
     def windows(self) -> Iterator[Sequence[StepPlan]]:
-        """Yield the plans of steps that are planned together, as ``plans`` does one by one."""
+        """Yield the plans of steps that are planned together, as ``plans`` yields them one by one."""
         events: deque[PlannerEvent] = deque([Started()])
         while events:
             for command in self._planner.handle(events.popleft()):
@@ -111,7 +111,7 @@ class Rehearsal:
                     case PublishPlans(plans=plans):
                         yield plans
                         ranks, last = range(self._spec.tree.size_of("dp")), plans[-1].step
-                        # Every rank takes its part at once, so the planner goes on and lets samples go.
+                        # Every rank takes its part immediately, so the planner continues and samples are released.
                         events.extend(StepTaken(step=last, dp_rank=rank) for rank in ranks)
                     case ReleaseSamples():
                         self.loader.release(command)
@@ -125,7 +125,7 @@ class Rehearsal:
         self.loader.close()
 
     def plan_of(self, step: int) -> StepPlan | None:
-        """Plan on until ``step`` and return its plan; ``None`` when the data ends before it."""
+        """Plan until ``step`` and return its plan; ``None`` if the data ends before it."""
         return next((plan for plan in self.plans() if plan.step == step), None)
 
     def build(self, plan: StepPlan) -> tuple[Batch, ...]:
@@ -139,18 +139,18 @@ class Rehearsal:
         return tuple(constructor.batch_of(plan.step, rank) for rank in ranks)
 
     def tags_of(self, plan: StepPlan) -> PieceTags:
-        """Return the tags that costs and strategies read, of the samples of the plan that was yielded last."""
+        """Return the tags that costs and strategies read, for the samples of the plan that was yielded last."""
         return self._planner.tags_of(plan.pieces)
 
     def place_at(self, source: int, position: int) -> tuple[str, str]:
-        """Return the path of the file that holds the record of a position, and what people call the record there."""
+        """Return the path of the file with a position's record, and the common name of the record there."""
         return self.loader.place_at(source, position)
 
     def tokens_of(self, pieces: PieceTable) -> list[NDArray[np.int32]]:
         """Return the token ids of pieces of the plan that was yielded last, in their order."""
         order = np.argsort(pieces.sources_P, kind="stable")
         tokens: list[NDArray[np.int32]] = [np.empty(0, np.int32)] * len(pieces)
-        # A source at a time: a request names one, and pieces of a step lie in the order of its rows.
+        # One source at a time, because a request names one source, and pieces of a step are in the order of its rows.
         for source in np.unique(pieces.sources_P).tolist():
             at = order[pieces.sources_P[order] == source]
             wanted = pieces.take(at)
@@ -169,24 +169,24 @@ class Rehearsal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """What ends a run before the last step that it is to have."""
+    """What ends a run before its intended last step."""
 
     step: int
-    """The first step that there is not."""
+    """The first step that does not exist."""
     error: OmniloadError
-    """Why, and what to do; its class says what the command ends with."""
+    """The reason and the remedy; the command ends with the error's class."""
     is_seen: bool
-    """Whether every step before was planned; where not, the step is as sure as what is expected of sources."""
+    """Whether every earlier step was planned; if not, the step is only as certain as the estimates of sources."""
 
     def as_json(self) -> JsonObject:
-        """Return the same as plain JSON; of a step that is expected and not planned, ``estimated`` says so."""
+        """Return the same as plain JSON; ``estimated`` marks a step that is expected and not planned."""
         return {"step": self.step, "why": str(self.error), "estimated": not self.is_seen}
 
     def raised(self, steps: int | None) -> OmniloadError:
-        """Return what the command ends with, behind the plan of the steps before.
+        """Return the error with which the command ends, after the plan of the earlier steps.
 
         Args:
-            steps: Those that were asked for; ``None`` for as many as there are.
+            steps: Number of steps that was asked for; ``None`` for all steps.
         """
         of = "" if steps is None else f" of {steps:,}"
         near = "" if self.is_seen else "about "
@@ -196,27 +196,27 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstSteps:
-    """What the first steps of a run would be."""
+    """The first steps of a run, as planned."""
 
     steps: tuple[StepFigures, ...]
-    """At least one."""
+    """Figures of at least one step."""
     drawn_KS: NDArray[np.int64]
     """Tokens of each source in each step, without padding."""
     overlong_KS: NDArray[np.int64]
-    """Tokens that the policy for overlong documents left out meanwhile."""
+    """Tokens left out in these steps by the policy for overlong documents."""
     begun_S: NDArray[np.int64]
-    """Records of each source that they begin, each as often as they do."""
+    """Records of each source that these steps begin, counted each time."""
     is_whole: bool = False
-    """Whether they are all steps of the run."""
+    """Whether these are all steps of the run."""
     refusal: Refusal | None = None
-    """Why the step behind them cannot be planned; ``None`` where it can, or nobody has tried."""
+    """Why the step after them cannot be planned; ``None`` if it can, or if it was not tried."""
 
     @property
     def kept_S(self) -> NDArray[np.float64]:
         """Share of each source's drawn tokens that the policy for overlong documents keeps."""
         drawn_S = self.drawn_KS.sum(axis=0)
         all_S = drawn_S + self.overlong_KS.sum(axis=0)
-        # Of a source that nothing was drawn of nothing is known: it is taken to keep all.
+        # A source without drawn tokens is assumed to keep all.
         kept_S: NDArray[np.float64] = np.divide(
             drawn_S, all_S, out=np.ones(len(all_S)), where=drawn_S > 0
         )
@@ -224,7 +224,7 @@ class FirstSteps:
 
     @property
     def tokens_per_step(self) -> float:
-        """Mean tokens of a step; a short one at the end of the data says nothing of the others."""
+        """Mean tokens of a step, without a short step at the end of the data, which is not typical."""
         most = max(step.capacity for step in self.steps)
         return fmean(step.tokens for step in self.steps if step.capacity == most)
 
@@ -234,7 +234,7 @@ class FirstSteps:
         return 1.0 - sum(s.tokens for s in self.steps) / sum(s.capacity for s in self.steps)
 
     def told(self, mix: MixConfig, profiles: Sequence[SourceProfile]) -> tuple[SourceSizes, float]:
-        """Return what sources hold and a step takes, in tokens; of a run that was planned whole as it draws it."""
+        """Return the tokens in sources and in a step; for a completely planned run, as it draws them."""
         sizes = self._sizes(mix, profiles)
         if not self.is_whole:
             return sizes, self.tokens_per_step
@@ -245,21 +245,21 @@ class FirstSteps:
     def forecast(
         self, mix: MixConfig, sizes: SourceSizes, num_steps: int, *, tokens_per_step: float
     ) -> Forecast:
-        """Say what a run of so many steps will draw; of one that was planned whole, what it draws."""
+        """Return the forecast of a run of ``num_steps`` steps; exact for a completely planned run."""
         drawn_KS = self.drawn_KS if self.is_whole else None
         return forecast(mix, sizes, num_steps, tokens_per_step=tokens_per_step, drawn_KS=drawn_KS)
 
     def end(self, mix: MixConfig, profiles: Sequence[SourceProfile]) -> int | None:
-        """Return the steps that a mix is expected to end by itself after; ``None``: not within what a run may have."""
+        """Return the number of steps after which a mix is expected to end; ``None`` if beyond any allowed run."""
         sizes = self._sizes(mix, profiles)
         return steps_to_the_end(mix, sizes, tokens_per_step=self.tokens_per_step)
 
     def end_is_within(
         self, mix: MixConfig, profiles: Sequence[SourceProfile], total: Span
     ) -> float | None:
-        """Return half of what ``end`` is known within, a part of it; ``None`` where nobody knows, as of one place.
+        """Return half the relative uncertainty of ``end``; ``None`` if unknown, for instance from only one place.
 
-        It is 0 of a run that was planned whole.
+        It is 0 for a completely planned run.
         """
         if self.is_whole:
             return 0.0
@@ -285,7 +285,7 @@ class FirstSteps:
         )
 
     def _but_for(self, group: int, groups: int) -> "FirstSteps":
-        """Return them without one of so many groups of neighbours."""
+        """Return the steps without one of ``groups`` groups of neighbours."""
         left_K = np.arange(len(self.steps)) * groups // len(self.steps) != group
         return replace(
             self,
@@ -303,14 +303,14 @@ def steps_of_a_forecast(
     steps: int | None,
     rehearse: int | None,
 ) -> FirstSteps:
-    """Plan the first steps of a run, and all of one that is short and ends with its data.
+    """Plan the first steps of a run, or all steps of a short run that ends with its data.
 
     Args:
         spec: The run.
-        profiles: What its sources hold.
-        shown: Tells how far it is.
-        steps: Those that it is asked to have; ``None`` for as many as it has until it ends by itself.
-        rehearse: Those to plan; ``None`` for what it takes.
+        profiles: Profiles of its sources.
+        shown: Shows the progress.
+        steps: Requested number of steps; ``None`` for all until the run ends by itself.
+        rehearse: Number of steps to plan; ``None`` for as many as needed.
 
     Raises:
         ConfigError: The mix ends before the first step.
@@ -329,14 +329,14 @@ def steps_of_a_forecast(
 
 
 def _ends_with_its_data(mix: MixConfig) -> bool:
-    """Return whether a run draws all of what it is to draw of each source, and ends."""
+    """Return whether a run draws all that it must draw of each source, and then ends."""
     return mix.mix.amounts is not None or mix.mix.stop == "each_once"
 
 
 def _first_steps(
     spec: PlaneSpec, shown: Shown, most: int, most_of: Callable[[FirstSteps], int]
 ) -> FirstSteps:
-    """Plan ``most`` steps of a run; ``most_of`` is told them, and says how many to plan in all."""
+    """Plan ``most`` steps of a run; ``most_of`` receives them, and returns how many to plan in total."""
     rehearsal, mix = Rehearsal(spec), spec.mix
     plans, dp = rehearsal.plans(), spec.tree.size_of("dp")
     steps: list[StepFigures] = []
@@ -351,7 +351,7 @@ def _first_steps(
                 overlong_KS.append(rehearsal.overlong_S)
                 advance(1)
         except (ConfigError, IntegrityError) as error:
-            # What the mix or its data refuse, they refuse at that step of every run; a store may answer the next time.
+            # The mix or its data fail at the same step of every run, but a store may answer the next time.
             if not steps:
                 raise
             return Refusal(step=len(steps), error=error, is_seen=True)
@@ -379,5 +379,5 @@ def _first_steps(
     if len(steps) == limit and (more := most_of(found)) > limit:
         limit = min(more, spec.num_steps or more)
         found = look(limit - len(steps))
-    # Short of what was to be planned, the data or a fault has ended it.
+    # If fewer steps were planned than intended, the data or a fault has ended the run.
     return replace(found, is_whole=len(steps) < limit or len(steps) == spec.num_steps)

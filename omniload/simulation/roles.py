@@ -1,7 +1,7 @@
-"""Planner and constructors under a virtual clock: shells that carry events and commands, and count what that costs.
+"""Planner and constructors under a virtual clock: shells that carry events and commands, and count their cost.
 
-Each does what the shell of the same role does in a run (``omniload.actors``): which thread handles what,
-what is asked of whom, and in how many messages.
+Each does what the shell of the same role does in a run (``omniload.actors``): which thread handles what, which role is
+asked for what, and in how many messages.
 """
 
 from collections import deque
@@ -39,33 +39,33 @@ __all__ = ["SimulatedConstructor", "SimulatedPlanner"]
 
 _PIECE_BYTES, _ROW_BYTES = 28, 16  # columns of a PieceTable; offset, rank and microbatch
 _TOLD_TOGETHER_S = 0.1
-"""As of a constructor's shell: what a rank tells waits so long for the others."""
+"""As in a constructor's shell: reports of ranks wait this long for each other."""
 
 
 class _HearTold(Protocol):
-    """What may ask for the words of ranks."""
+    """Receives the reports of ranks."""
 
     def __call__(self, number: int, told: StepsTaken) -> None:
-        """Have them, and how many there were by then."""
+        """Receive the reports, and their total number so far."""
         ...
 
 
 class _Waiting(Protocol):
-    """What may wait for a batch."""
+    """A rank that may wait for a batch."""
 
     def look(self) -> None:
-        """See whether it is built by now."""
+        """Check whether the batch is built."""
         ...
 
 
 def _size_of_plan(plan: StepPlan) -> int:
-    """Return the bytes of a plan, or of a part of one."""
+    """Return the bytes of a plan, or of a part of a plan."""
     return _PIECE_BYTES * len(plan.pieces) + _ROW_BYTES * plan.num_rows
 
 
 @dataclass(slots=True)
 class SimulatedConstructor:
-    """A data constructor: asks loaders for what plans name, builds, and answers its ranks."""
+    """A data constructor: asks loaders for the samples of plans, builds, and answers its ranks."""
 
     process: Process
     wire: Wire
@@ -74,18 +74,18 @@ class SimulatedConstructor:
     calls: Lane
     """Threads that take windows of plans."""
     builder: Lane
-    """Lays out the rows of one window after the other."""
+    """Lays out the rows of one window after another."""
     loader_of: Mapping[int, SimulatedLoader]
-    """By source."""
+    """Loader of each source."""
     in_one_process: bool
-    """Whether the loader is of the same process, where nothing is copied and the thread that builds fetches."""
+    """Whether the loader is in the same process, where nothing is copied and the building thread fetches."""
     ranks: Sequence[_Waiting] = ()
-    """Those that may wait for what it builds."""
+    """Ranks that may wait for what it builds."""
     held_bytes: int = field(default=0, init=False)
-    """Of batches that are built."""
+    """Bytes of built batches."""
     _sizes: dict[tuple[int, int], int] = field(default_factory=dict, init=False)
     _asked: "tuple[int, _HearTold] | None" = field(default=None, init=False)
-    """How many words of ranks the planner has heard that asks for more, and what the answer goes to."""
+    """Number of reports that the planner had heard when it asked for more, and the receiver of the answer."""
 
     def build(self, plans: Sequence[StepPlan]) -> None:
         """Build the steps of a window."""
@@ -93,14 +93,14 @@ class SimulatedConstructor:
 
     def _begin_build(self, plans: Sequence[StepPlan]) -> tuple[float, Then]:
         seconds = self.wire.end_s(self.process, sum(map(_size_of_plan, plans)))
-        # Decided when a thread takes it up, not when it arrives: windows may have been built meanwhile.
+        # Decided when a thread begins with it, not at its arrival, because windows may have been built meanwhile.
         commands = self.machine.handle(BuildSteps(plans=plans))
         fetches = [command for command in commands if isinstance(command, FetchSlices)]
         if not fetches:
             return seconds, lambda: None  # no step of the window was new
         (fetch,) = fetches
         if self.in_one_process:
-            # One loader has all sources there.
+            # In one process, a single loader has all sources.
             loader = self.loader_of[fetch.requests[0].source]
             found = loader.columns(fetch.requests)
             seconds += loader.slices_s(fetch.requests, found)
@@ -126,7 +126,7 @@ class SimulatedConstructor:
         def answered(loader: int, columns: list[SampleColumns], size_bytes: int) -> None:
             found.update(zip(of[loader], columns, strict=True))
             missing.remove(loader)
-            # Answers are taken one by one as they come; only the last one has the window laid out.
+            # Answers are received one by one as they arrive; only the last answer starts the layout of the window.
             received_s[0] += self.wire.end_s(self.process, size_bytes)
             if not missing:
                 self.process.work(received_s[0], lay_out)
@@ -168,12 +168,12 @@ class SimulatedConstructor:
                 size = size_of_batch(self.machine.batch_of(step, rank))
                 self._sizes[step, rank] = size
                 self.held_bytes += size
-        # Ranks are woken, not answered: which of them waits, and for which step, they know.
+        # Ranks are woken, not answered, because they know which of them waits, and for which step.
         for waiting in self.ranks:
             waiting.look()
 
     def hear(self, taken: StepTaken) -> None:
-        """Be told by a rank that it has a step."""
+        """Receive a rank's report that it has a step."""
         self.process.work(self.wire.end_s(self.process), partial(self._note, taken))
 
     def _note(self, taken: StepTaken) -> None:
@@ -183,32 +183,32 @@ class SimulatedConstructor:
         self.process.host.clock.after(_TOLD_TOGETHER_S, answer_all)
 
     def ask_told(self, heard: int, hear: _HearTold) -> None:
-        """Be asked by the planner for what ranks tell beyond what it has heard."""
+        """Receive the planner's question for reports beyond those it has heard."""
         self._asked = heard, hear
         self._answer()
 
     def _answer(self, at_once: int = 0) -> None:
-        """Answer the planner where that is due, or where it has not heard words up to ``at_once``."""
+        """Answer the planner if an answer is due, or if it has not heard ``at_once`` reports."""
         if self._asked is None:
             return
         (heard, hear), told = self._asked, self.machine.told
         if not told.is_due(heard) and at_once <= heard:
             return
         self._asked = None
-        # Both ends of this side: what was asked was taken while nothing was told, and is counted here.
+        # Both ends on this side: the question was received while there was no report, and is counted here.
         seconds = self.wire.end_s(self.process) + self.wire.end_s(self.process)
         answer = partial(hear, told.number, told.taken())
         self.process.work(seconds, answer)
 
     def sizes_from(self, step: int, most: int, rank: int) -> list[int]:
-        """Return the bytes of a rank's batches of a step that is built, and of those behind it that are."""
+        """Return the bytes of a rank's batches of a built step, and of the built steps after it."""
         steps = [step]
         while len(steps) < most and self.machine.has(steps[-1] + 1):
             steps.append(steps[-1] + 1)
         return [self._sizes[each, rank] for each in steps]
 
     def release(self, command: ReleaseSteps) -> None:
-        """Let go of what every rank has."""
+        """Release the batches that every rank has."""
         self.machine.handle(command)
         for key in [key for key in self._sizes if key[0] < command.step]:
             self.held_bytes -= self._sizes.pop(key)
@@ -221,7 +221,7 @@ def _each(calls: Sequence[Then]) -> None:
 
 @dataclass(slots=True)
 class SimulatedPlanner:
-    """The planner: one thread takes events, and carries commands out before the next one."""
+    """The planner: one thread takes events, and carries out an event's commands before the next event."""
 
     process: Process
     wire: Wire
@@ -231,54 +231,54 @@ class SimulatedPlanner:
     loader_of: Mapping[int, SimulatedLoader]
     constructors: Sequence[SimulatedConstructor]
     tokens: dict[int, int] = field(default_factory=dict, init=False)
-    """Of each step that was planned, without padding."""
+    """Tokens of each planned step, without padding."""
     spent_s: float = field(default=0.0, init=False)
     """Processor seconds of the thread."""
     ends_at: int | None = field(default=None, init=False)
-    """Step that the data ends before, once that is known."""
+    """Step before which the data ends, once that is known."""
     _plans: dict[int, int] = field(default_factory=dict, init=False)
     """Bytes of the plans that some rank may need."""
     _tables: dict[int, deque[tuple[int, int]]] = field(default_factory=dict, init=False)
-    """Of each source, end and bytes of what was reported and may be needed."""
+    """End and bytes of each source's reports that may still be needed."""
     _unasked: dict[int, int] = field(default_factory=dict, init=False)
-    """Words heard of the ranks of each constructor, by its place, that is not asked for more."""
+    """Number of reports heard from the ranks of each constructor, by its place, while it is not asked for more."""
     _times: ReadTimes = field(default_factory=ReadTimes, init=False)
-    """Of reads, measured as in a run."""
+    """Durations of reads, measured as in a run."""
 
     @property
     def steps(self) -> int:
-        """Steps planned so far."""
+        """Number of steps planned so far."""
         return len(self.tokens)
 
     @property
     def held_bytes(self) -> int:
-        """What it knows of samples, and plans."""
+        """Bytes of its knowledge of samples, and of its plans."""
         tables = sum(size for queue in self._tables.values() for _, size in queue)
         return tables + sum(self._plans.values())
 
     def hear(self, event: PlannerEvent) -> None:
-        """Take an event up once those before it are."""
+        """Handle an event after the earlier ones."""
         self.thread.call(lambda: self._begin(event))
 
     def _listen(self, sends: list[Then]) -> float:
-        """Ask constructors that are not asked what their ranks tell; return what that takes."""
+        """Ask each constructor without an open question for its ranks' reports; return the time that takes."""
         return sum(
             self._send(sends, self.constructors[place].process, self._question(place))
             for place in list(self._unasked)
         )
 
     def _listen_again(self, event: PlannerEvent, slowest: int, sends: list[Then]) -> float:
-        """Ask again behind an event where a plan waits for the answers; return what that takes."""
+        """Ask again after an event if a plan waits for the answers; return the time that takes."""
         ranks = self.machine.ranks
         is_behind = isinstance(event, StepsTaken) and not ranks.are_ahead(event)
         return self._listen(sends) if is_behind or ranks.slowest != slowest else 0.0
 
     def _question(self, place: int) -> Then:
-        """Return what a constructor is asked for, from now on."""
+        """Return the question to a constructor, which is open from now on."""
         constructor, heard = self.constructors[place], self._unasked.pop(place)
 
         def hear(number: int, told: StepsTaken) -> None:
-            # By way of the constructor's thread, which answers.
+            # It passes through the constructor's thread, which answers.
             then = partial(self._hear_told, place, number, told)
             self.wire.carry(constructor.process, self.process, then)
 
@@ -288,10 +288,10 @@ class SimulatedPlanner:
         self.thread.call(lambda: self._begin(told, (place, number)))
 
     def _taking_s(self, event: PlannerEvent, sends: list[Then]) -> float:
-        """Return what it takes to hear of an event."""
+        """Return the time it takes to receive an event."""
         match event:
             case Started():
-                # Ranks of the same process tell the planner themselves.
+                # Ranks of the same process report to the planner directly.
                 self._unasked = {
                     place: 0
                     for place, each in enumerate(self.constructors)
@@ -310,8 +310,8 @@ class SimulatedPlanner:
                 return self.wire.end_s(self.process) + self.costs.report_s
 
     def _begin(self, event: PlannerEvent, of: tuple[int, int] | None = None) -> tuple[float, Then]:
-        """Take an event up, or the answer ``of`` a constructor, with the words heard of it by then."""
-        # Sent when the time of the whole event has passed: the planner's one thread carries commands out first.
+        """Begin an event, or the answer ``of`` a constructor with the number of its reports heard so far."""
+        # Sent when the time of the whole event has passed, because the planner's one thread carries commands out first.
         sends, slowest = list[Then](), self.machine.ranks.slowest
         self._unasked |= {} if of is None else dict([of])
         seconds = self._taking_s(event, sends)
@@ -330,7 +330,7 @@ class SimulatedPlanner:
                     self._forget(floors)
                     if ahead is not None:
                         self._times.reach(ahead.step, self._now_s)
-                    # Once a loader, however many sources it has: the message names them all.
+                    # Once per loader, however many sources it has, because the message names them all.
                     for loader in {id(each): each for each in self.loader_of.values()}.values():
                         forget: Callable[[], object] = partial(loader.release, command)
                         seconds += self._send(sends, loader.process, forget)
@@ -342,13 +342,13 @@ class SimulatedPlanner:
                 case EndOfData(step=step):
                     self.ends_at = step
                 case _:
-                    pass  # the journal is among the costs of a step
+                    pass  # the journal is part of the cost of a step
         seconds += self._listen_again(event, slowest, sends)
         self.spent_s += seconds
         return seconds, partial(_each, sends)
 
     def _publish(self, plans: Sequence[StepPlan], released_to: int, sends: list[Then]) -> float:
-        """Tell every constructor its part and what it lets go of, and ask it what its ranks tell; return the time."""
+        """Send every constructor its part and its released steps, and ask for its ranks' reports; return the time."""
         self.tokens |= {plan.step: sum(plan.tokens_S) for plan in plans}
         self._plans |= {plan.step: _size_of_plan(plan) for plan in plans}
         seconds = 0.0

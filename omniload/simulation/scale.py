@@ -1,4 +1,4 @@
-"""Mixes of another size than their file's: larger, for a simulated job; smaller, for planes that are measured."""
+"""Mixes of another size than their file's: larger for a simulated job, smaller for measured planes."""
 
 import itertools
 from collections.abc import Sequence
@@ -23,29 +23,30 @@ __all__ = ["Reference", "lengths_of", "original_of", "with_sources", "with_token
 _MARK = "."
 _VOCABULARY = 32_000
 _CORPUS_TOKENS = 2 << 20
-"""Tokens of a corpus of many blocks: a plane does not soon come back to a block that it has decoded."""
+"""Tokens of a corpus of many blocks, so that a plane does not soon return to a block that it has decoded."""
 _BLOCK_TOKENS = 1 << 20
-"""Tokens of a corpus that is one block: the blocks of all sources together fit the memory of a loader."""
+"""Tokens of a corpus of one block per source: the blocks of all sources together fit the memory of a loader."""
 _MOST_GROUP_ROWS, _MOST_UNITS = 500, 256
 _MOST_SOURCES = 32
 _FEW_TOKENS = 8 << 10
-"""Tokens of a small step, or a row for each rank where that is more: messages are most of what it costs."""
+"""Tokens of a small step, or a row for each rank if that is more; messages are most of its cost."""
 _MORE = 8
-"""A large step has so many times the tokens of a small one: there the bytes of messages cost as well."""
+"""Ratio of the tokens of a large step to a small one; in a large step, the bytes of messages cost as well."""
 _MOST_RANKS = 8
-"""Ranks of the one constructor. Of more, most of what it hears would be their requests, which cost the least."""
+"""Most ranks of the one constructor. With more, its messages would mostly be the ranks' requests, which cost the
+least."""
 _MOST_FEW = 64 << 10
-"""Tokens of a small step at most: where rows are long it has fewer ranks."""
+"""Most tokens of a small step; with long rows it has fewer ranks."""
 _FEW_STEPS = 8
-"""Steps of a short window. Its messages carry fewer batches, which tells what each batch of a message costs."""
+"""Steps of a short window. Its messages carry fewer batches, which shows the cost of each batch in a message."""
 _LENGTHS_OF_A_SOURCE = 512
-"""Lengths that are taken of each source of the profile."""
+"""Lengths taken from each source of the profile."""
 _IN_ONE = 1 << 30
-"""Samples of a unit that has all of its file."""
+"""Samples per unit that puts all of a file in one unit."""
 
 
 def original_of(name: str, mix: MixConfig) -> str:
-    """Return the source that one of ``with_sources`` is a copy of, or itself."""
+    """Return the source of which a source of ``with_sources`` is a copy, or the source itself."""
     return name if name in mix.sources else name.rpartition(_MARK)[0]
 
 
@@ -53,7 +54,7 @@ def with_sources(mix: MixConfig, count: int) -> MixConfig:
     """Return a mix of ``count`` sources: each is copied equally often, give or take one, and shares its weight.
 
     Raises:
-        ConfigError: There are more sources than that already, or the mix gives amounts in place of weights.
+        ConfigError: There are more sources already, or the mix gives amounts in place of weights.
     """
     names = mix.names
     if count < len(names):
@@ -75,10 +76,10 @@ def with_sources(mix: MixConfig, count: int) -> MixConfig:
         for name in names
         for copy in copies[name]
     }
-    # Copies would be beside what groups may have together.
+    # Copies would not be covered by the caps of groups.
     content["mix"].pop("group_caps", None)
     readers = content["loader"]["readers"]
-    # As many readers of each copy: it stands for a source as large as the first.
+    # Each copy has as many readers, because it stands for a source as large as the first.
     content["loader"]["readers"] = {
         copy: number for name, number in readers.items() for copy in copies[name]
     }
@@ -94,39 +95,39 @@ def with_sources(mix: MixConfig, count: int) -> MixConfig:
 def _copies_of(name: str, names: Sequence[str], count: int) -> list[str]:
     """Return the names of a source and its copies."""
     numbered = (f"{name}{_MARK}{number}" for number in itertools.count(2))
-    # A source of the file may be called as a copy would be, ``web`` beside ``web.2``: there is one of each name.
+    # A source of the file may have the name of a copy, ``web.2`` next to ``web``; each name must be unique.
     free = (each for each in numbered if each not in names)
     return [name, *itertools.islice(free, count - 1)]
 
 
 def with_tokens(mix: MixConfig, tokens: int) -> MixConfig:
-    """Return a mix whose steps have so many tokens, or the next whole rows.
+    """Return a mix whose steps have ``tokens`` tokens, rounded up to whole rows.
 
     Raises:
-        ConfigError: They are fewer than a row.
+        ConfigError: The tokens are fewer than a row.
     """
     length = mix.pack.length
     rows = max(1, -(-tokens // length))
     content = mix.declared()
     content["batch"]["tokens"] = rows * length
     content["batch"]["micro_tokens"] = min(content["batch"]["micro_tokens"], rows * length)
-    # The steps ahead stay those of the file: they follow from its tokens where it does not say how many.
+    # The steps ahead stay those of the file, because they follow from its tokens if it does not set them.
     content["runtime"]["prefetch_steps"] = mix.runtime.prefetch_steps
     return MixConfig.model_validate(content)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """A small plane on which messages are measured: they are divided as finely as those of the job."""
+    """A small plane on which messages are measured; they are divided as finely as those of the job."""
 
     lengths: tuple[int, ...]
     """Tokens of its samples, repeated until the corpus is full."""
     sources: int
     group_rows: int
-    """Samples of a unit: with as many as the job's, blocks are as long."""
+    """Samples of a unit. With as many as in the job, blocks have the same length."""
     row_length: int
     ranks: int
-    """Ranks of its one constructor: as large a part of the messages is theirs as of a constructor of the job."""
+    """Ranks of its one constructor, so that their share of the messages is the same as for a constructor of the job."""
     tokens: int
     """Tokens of a step, over all ranks."""
     steps_ahead: int = 0
@@ -136,9 +137,9 @@ class Reference:
 
     @classmethod
     def few(cls, job: Job, profile: Profile) -> "Reference":
-        """Return the plane of small steps for a job; sources and ranks beyond some are left out."""
+        """Return the plane of small steps for a job; the numbers of sources and ranks are capped."""
         length = job.spec.mix.pack.length
-        # The largest constructor of the job, not its mean: it is the one that others wait for.
+        # The largest constructor of the job, not an average one, because the others wait for it.
         of_constructor = max(len(its) for _, its in constructors_of(job))
         ranks = max(1, min(_MOST_RANKS, of_constructor, _MOST_FEW // length))
         return cls(
@@ -152,15 +153,15 @@ class Reference:
 
     @classmethod
     def short(cls, job: Job, profile: Profile) -> "Reference":
-        """Return the plane of small steps and short windows, in whose messages are fewer batches."""
+        """Return the plane of small steps and short windows, whose messages have fewer batches."""
         return replace(cls.few(job, profile), steps_ahead=2 * _FEW_STEPS)
 
     @classmethod
     def many(cls, job: Job, profile: Profile) -> "Reference":
         """Return the plane of large steps for a job."""
         few = cls.few(job, profile)
-        # Blocks in this one alone: small steps decode a handful in a turn, more or fewer by chance, and each block
-        # costs as much as dozens of messages.
+        # Only this plane has blocks: small steps decode a handful per turn, in a number that depends on chance, and
+        # each block costs as much as dozens of messages.
         return replace(few, tokens=_MORE * few.tokens, has_blocks=True)
 
     def written(self, folder: Path) -> PlaneSpec:
@@ -169,7 +170,7 @@ class Reference:
         if self.has_blocks:
             _write_samples(path, self.lengths, self.group_rows)
         else:
-            # Evenly out of all: the lengths of one source stand together.
+            # Taken evenly from all lengths, because the lengths of one source are adjacent.
             some = self.lengths[:: -(-sum(self.lengths) // _BLOCK_TOKENS)]
             _write_samples(path, some, _IN_ONE, tokens=_BLOCK_TOKENS)
         source = {"type": "parquet", "path": "samples.parquet", "tokens": "tokens"}
@@ -180,12 +181,12 @@ class Reference:
             "sources": dict.fromkeys(names, source),
             "mix": {
                 "stop": "never",
-                # Else all sources come to their next block in the same step.
+                # Otherwise all sources would reach their next block in the same step.
                 "stages": [{"from_step": 0, "weights": {n: 16 + k for k, n in enumerate(names)}}],
             },
             "pack": {"length": self.row_length},
             "batch": {"tokens": self.tokens, "micro_tokens": self.tokens // self.ranks},
-            # Else their number would follow from costs that are kept in the folder, and from none the first time.
+            # Otherwise the number would follow from costs kept in the folder, which do not exist the first time.
             "loader": {"readers": dict.fromkeys(names, 1)},
             "runtime": {
                 "kind": "ray",
@@ -203,7 +204,7 @@ class Reference:
 
 
 def lengths_of(profile: Profile, most: int) -> tuple[int, ...]:
-    """Return tokens of samples of every source, those of more than ``most`` cut."""
+    """Return the tokens of samples of every source, each cut to ``most``."""
     found = [costs.lengths[:_LENGTHS_OF_A_SOURCE] for costs in profile.sources.values()]
     return tuple(min(length, most) for lengths in found for length in lengths)
 
@@ -216,16 +217,16 @@ def _group_rows(profile: Profile) -> int:
 def _write_samples(
     path: Path, lengths: Sequence[int], group_rows: int, *, tokens: int = _CORPUS_TOKENS
 ) -> None:
-    """Write samples, about so many tokens, of which the n-th comes about 1/n as often as the first."""
-    # By default long enough that a plane does not soon come back to a block that it has decoded.
+    """Write samples of about this many tokens, in which the n-th token is about 1/n as frequent as the first."""
+    # By default long enough that a plane does not soon return to a block that it has decoded.
     repeats = max(1, tokens // sum(lengths))
     lengths_N = np.tile(np.asarray(lengths, np.int32), repeats)
     offsets = np.concatenate(([0], np.cumsum(lengths_N, dtype=np.int32)))
-    # Unlike evenly drawn ids these compress about as text does, and decode in as much time.
+    # Unlike evenly drawn ids, these compress and decode about as text does.
     rng = np.random.default_rng(0)
     ids = (_VOCABULARY ** rng.random(int(offsets[-1]), np.float32)).astype(np.int32)
     column = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(ids))
-    # A block is as many bytes, of however many units: one of a thousand tiny ones takes seconds to read.
+    # A block has the same bytes, however many units it has; a block of a thousand tiny units takes seconds to read.
     group_rows = max(group_rows, -(-len(lengths_N) // _MOST_UNITS))
     pq.write_table(
         pa.table({"tokens": column}), path, row_group_size=group_rows, compression="zstd"

@@ -1,9 +1,9 @@
-"""What windows of steps take, each part by itself in this process: planned at a job's size, built at two sizes.
+"""Costs of windows of steps, each part by itself in this process: planned at a job's size, built at two sizes.
 
-The planner runs with loaders that answer at once. What is built is planned, read and fetched for real, as one
+The planner runs with loaders that answer immediately. Windows are planned, read and fetched for real, as one
 constructor does it.
 
-Everything is processor time, so that other work on the machine counts for little.
+All figures are processor time, so that other work on the machine has little effect.
 """
 
 import tempfile
@@ -56,25 +56,25 @@ _LEAST_WINDOWS, _MOST_WINDOWS = 4, 24
 _WARM_UP = 2
 """Windows planned while sources are first read."""
 _PASSES, _MOST_S = 3, 4.0
-"""Times that the same windows are planned, and the seconds after which they are planned no further time."""
+"""How often the same windows are planned, and the seconds after which they are not planned again."""
 _WINDOWS, _WARM_WINDOWS = 8, 1
 _BUILT = 3
-"""Times that each window is built."""
+"""How often each window is built."""
 _PARTS = 4
-"""The larger window that is built has so many times the tokens of the smaller one."""
+"""Ratio of the tokens of the larger built window to the smaller one."""
 _TOKENS_BUILT = 16 << 20
-"""Tokens that are read to measure building, about."""
+"""Approximate number of tokens that are read to measure building."""
 
 
 _Timed: TypeAlias = defaultdict[str, list[float]]
-"""Processor seconds by what they were spent on, of each event or step of a kind."""
+"""Processor seconds of each event or step, by the kind of work."""
 
 
 def _mean_of(passes: Sequence[_Timed], what: str) -> float:
-    """Return what one took on average, of each the median of the passes; 0 where there was none.
+    """Return the mean over events, for each the median of the passes; 0 if there was none.
 
-    Planning is the same each time, down to the event: what differs is what the machine and the interpreter did
-    meanwhile, such as a collection of garbage.
+    Planning is the same in each pass, down to the event. The passes differ only by the machine and the interpreter,
+    such as by a collection of garbage.
     """
     found = np.asarray([timed.get(what, []) for timed in passes])
     return float(np.median(found, axis=0).mean()) if found.size else 0.0
@@ -83,7 +83,7 @@ def _mean_of(passes: Sequence[_Timed], what: str) -> float:
 def measure_planner(
     job: Job, profile: Profile, windows: int, advance: Callable[[int], object]
 ) -> PlannerCosts:
-    """Plan some windows for real, several times where that is soon done; ``advance`` is called after each, once."""
+    """Plan some windows for real, several times if that is fast; ``advance`` is called once per window."""
     spec, began_s = job.spec, time.perf_counter()
     passes = [_planned(job, profile, windows, advance)]
     while len(passes) < _PASSES and time.perf_counter() - began_s < _MOST_S:
@@ -100,12 +100,12 @@ def measure_planner(
 
 
 def with_planner(profile: Profile, job: Job, shown: Shown) -> Profile:
-    """Return the profile with figures of planning at the job's size."""
+    """Return the profile with the costs of planning at the job's size."""
     mix, ranks = job.spec.mix, job.spec.tree.size_of("dp")
     if profile.planner_of(ranks=ranks, sources=len(mix.names), tokens=mix.batch.tokens):
         return profile
     per_window = mix.batch.tokens * mix.steps_at_once
-    # Of a large job few are planned: each takes seconds, and says as much as many small ones.
+    # Few windows of a large job are planned, because each takes seconds, and says as much as many small ones.
     windows = max(_LEAST_WINDOWS, min(_MOST_WINDOWS, _PLANNED_TOKENS // per_window))
     with shown(f"planning for {ranks} ranks", windows) as advance:
         costs = measure_planner(job, profile, windows, advance)
@@ -115,10 +115,10 @@ def with_planner(profile: Profile, job: Job, shown: Shown) -> Profile:
 def _planned(job: Job, profile: Profile, windows: int, advance: Callable[[int], object]) -> _Timed:
     planner, timed = a_planner_of(job, profile), _Timed(list)
     sources = [HollowSource(s, costs) for s, costs in enumerate(job.costs(profile))]
-    # On Ray there is one in any case: a planner that takes the place of a lost one reads it.
+    # On Ray there always is a journal, because a planner that replaces a lost one reads it.
     has_journal = runtime_of(job.spec) == "ray" or job.spec.run_dir is not None
     with tempfile.TemporaryDirectory() if has_journal else nullcontext() as folder:
-        # Not durable: waiting for a disk takes no processor, and steps are planned far ahead of it.
+        # Not durable: waiting for a disk takes no processor time, and steps are planned far ahead of it.
         journal = open_journal(Path(folder), planner, durable=False) if folder else None
         run = _TimedPlanner(planner, sources, journal, job, timed)
         for _ in islice(run.windows(), windows + _WARM_UP):
@@ -129,7 +129,7 @@ def _planned(job: Job, profile: Profile, windows: int, advance: Callable[[int], 
 
 
 class _TimedPlanner:
-    """A planner, and loaders and ranks that answer it at once."""
+    """A planner, with loaders and ranks that answer it immediately."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class _TimedPlanner:
         self._num_ranks = job.spec.tree.size_of("dp")
 
     def windows(self) -> Iterator[None]:
-        """Plan on; yield after each window."""
+        """Continue to plan; yield after each window."""
         events: deque[PlannerEvent] = deque([Started()])
         number = 0
         while events:
@@ -168,7 +168,7 @@ class _TimedPlanner:
                 number += 1
                 if is_counted:
                     self._time_parts(each.plans)
-                # Every rank takes every step at once: the planner is never held up here, only timed.
+                # Every rank takes every step immediately, because the planner is only timed here and never held up.
                 events.extend(
                     StepTaken(step=each.plans[-1].step, dp_rank=rank)
                     for rank in range(self._num_ranks)
@@ -176,7 +176,7 @@ class _TimedPlanner:
                 yield
 
     def _keep(self, commands: Sequence[PlannerCommand]) -> None:
-        """Do what the planner's shell does beside telling others."""
+        """Do what the planner's shell does apart from sending messages."""
         kept = [command for command in commands if isinstance(command, Kept)]
         if self._journal is not None and kept:
             keep(self._journal, kept)
@@ -184,7 +184,7 @@ class _TimedPlanner:
 
     def _count(self, event: PlannerEvent, seconds: float, steps: int) -> None:
         if steps:
-            # What the event itself takes is little beside a step, and counted with it.
+            # The event's own cost is small compared with a step, and is counted with it.
             self._timed["step"].append(seconds / steps)
         elif isinstance(event, SamplesReported | StepTaken):
             self._timed["taken" if isinstance(event, StepTaken) else "report"].append(seconds)
@@ -199,7 +199,7 @@ class _TimedPlanner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Window:
-    """What building a window took."""
+    """Costs of building a window."""
 
     slices_s: float
     rows_s: float
@@ -211,15 +211,15 @@ def measure_builds(spec: PlaneSpec, runtime: str, *, ranks: int, tokens: int) ->
     """Build windows of steps as one constructor does.
 
     Args:
-        spec: The mix as the profile has it.
-        runtime: Within a process samples are copied once, across processes twice.
+        spec: The mix of the profile.
+        runtime: Within a process samples are copied once, between processes twice.
         ranks: Ranks of the constructor.
-        tokens: Of a step of all of them.
+        tokens: Tokens of a step over all its ranks.
 
     Returns:
-        What it took.
+        The costs.
     """
-    # Four at least: a quarter of fewer has as many tokens, and there would be no line through the two.
+    # At least four rows: a quarter of fewer rows has as many tokens, and no line could be drawn through the two sizes.
     rows = max(4, ranks, tokens // spec.mix.pack.length)
     large, small = _windows_of(
         [(_with_rows(spec, rows), ranks), _quartered(_with_rows(spec, rows), ranks)], runtime
@@ -237,16 +237,16 @@ def measure_builds(spec: PlaneSpec, runtime: str, *, ranks: int, tokens: int) ->
 
 
 def _with_rows(spec: PlaneSpec, rows: int) -> PlaneSpec:
-    """Return the mix with steps of so many rows, and the steps ahead of its file."""
+    """Return the mix with ``rows`` rows per step, and with the steps ahead of its file."""
     ahead = spec.mix.steps_ahead
     mix = with_tokens(spec.mix, rows * spec.mix.pack.length)
     return replace(spec, mix=_with_ahead(mix, ahead))
 
 
 def _quartered(spec: PlaneSpec, ranks: int) -> tuple[PlaneSpec, int]:
-    """Return the mix with windows of a quarter of the tokens, and ranks for it.
+    """Return the mix with windows of a quarter of the tokens, and the number of ranks for it.
 
-    Windows have fewer steps. Where they have few, steps have fewer rows, for fewer ranks.
+    The windows have fewer steps. If they have few steps already, the steps have fewer rows, for fewer ranks.
     """
     mix = spec.mix
     if mix.steps_at_once >= _PARTS:
@@ -256,7 +256,7 @@ def _quartered(spec: PlaneSpec, ranks: int) -> tuple[PlaneSpec, int]:
 
 
 def _with_ahead(mix: MixConfig, steps: int) -> MixConfig:
-    """Return the mix with so many steps ahead; half as many go together, where they fit."""
+    """Return the mix with this many steps ahead; half as many are planned together, if they fit."""
     runtime = mix.runtime.model_copy(update={"prefetch_steps": steps})
     return mix.model_copy(update={"runtime": runtime})
 
@@ -264,8 +264,8 @@ def _with_ahead(mix: MixConfig, steps: int) -> MixConfig:
 def _windows_of(sizes: Sequence[tuple[PlaneSpec, int]], runtime: str) -> list[_Window]:
     """Plan, read and build some windows of each size for real; return the medians.
 
-    Sizes take turns, and each window is built a few times: a slow moment of the machine is then one of all sizes, and a
-    minority everywhere.
+    The sizes alternate, and each window is built a few times, so that a slow moment of the machine affects all sizes,
+    and only a minority of each.
     """
     largest = max(spec.mix.batch.tokens * spec.mix.steps_at_once for spec, _ in sizes)
     windows = int(np.clip(_TOKENS_BUILT // largest, 2, _WINDOWS)) + _WARM_WINDOWS
@@ -284,7 +284,7 @@ def _windows_of(sizes: Sequence[tuple[PlaneSpec, int]], runtime: str) -> list[_W
                 ]
                 for _ in range(_BUILT)
             )
-    # Data that ends in the first window leaves nothing behind it: then that one is taken as it is.
+    # If the data ends in the first windows, no measured window remains, and the last one is used as it is.
     measured = rounds[_WARM_WINDOWS * _BUILT :] or rounds[-1:]
     return [_median(each) for each in zip(*measured, strict=True)]
 
@@ -304,7 +304,7 @@ def _built(
     machine = DataConstructor.of(spec.mix, range(spec.tree.size_of("dp")))
     begun_s, (fetch,) = spent_s(lambda: machine.handle(BuildSteps(plans=plans)))
     assert isinstance(fetch, FetchSlices), "the steps are new"
-    # Across processes the loader copies what it answers; within one, the constructor reads it where it lies.
+    # Between processes, the loader copies its answer; within a process, the constructor reads the samples in place.
     if runtime == "ray":
         slices_s, answer = spent_s(lambda: loader.slices(fetch.requests))
         joined_s, slices = spent_s(lambda: ColumnRanges.of(answer))
