@@ -1,1 +1,1 @@
-"""The data plane inside torch: tensors, the ranks' meeting place, and what training frameworks expect of a loader."""
+"""The data plane inside torch: tensors, the ranks' meeting place, and what frameworks expect of a loader."""

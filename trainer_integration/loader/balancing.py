@@ -1,4 +1,4 @@
-"""Ranks that cost alike: each global batch dealt anew over the ranks, and the loss that goes with it."""
+"""Ranks of equal cost: each global batch is dealt anew over the ranks, and the loss takes that into account."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -20,22 +20,21 @@ COUNTS = ("equal", "free")
 
 
 class CostBatches:
-    """One rank's batches of a ``DistributedSampler``, exchanged with the other ranks' of the same step.
+    """One rank's batches of a ``DistributedSampler``, exchanged with the other ranks' batches of the same step.
 
-    The samples of a step over all ranks are torch's; which rank takes which is dealt by cost. Every
-    rank computes the same dealing by itself: nothing is sent. A step takes one ``cost_fn`` call
-    per sample of the global batch.
+    torch decides which samples a step has over all ranks; the cost decides which rank takes which. Every rank computes
+    the same dealing by itself, so nothing is sent. A step needs one ``cost_fn`` call per sample of the global batch.
     """
 
     def __init__(
         self, batches: BatchSampler, cost_fn: Callable[[int], float], counts: str = "equal"
     ) -> None:
-        """Deal by cost what ``batches`` gives this rank and its like the others.
+        """Deal the batches that ``batches`` gives this rank, and those of the other ranks, by cost.
 
         Args:
             batches: Batches of a ``DistributedSampler``.
             cost_fn: Cost of the sample of an index; finite, at least 0, and the same on every rank.
-            counts: ``equal`` for as many samples on every rank, ``free`` for one at least.
+            counts: ``equal`` for as many samples on every rank, ``free`` for at least one.
         """
         self.sampler: Any = batches.sampler
         self.batch_size, self.drop_last = batches.batch_size, batches.drop_last
@@ -48,7 +47,7 @@ class CostBatches:
         return self.after(0)
 
     def after(self, batches: int) -> Iterator[list[Any]]:
-        """Return the order from a batch onward; no cost of an earlier one is asked for."""
+        """Return the order from a batch onward, without asking for the costs of earlier batches."""
         ranks = self.sampler.num_replicas
         order = _global_order(self.sampler)
         whole = islice(order, batches * self.batch_size * ranks, None)
@@ -61,7 +60,7 @@ class CostBatches:
         costs_N = np.asarray([self._cost(index) for index in members])
         each = len(members) // ranks
         least, most = (each, each) if self._counts == "equal" else (1, None)
-        # The same on every rank without a message: the same costs in the same order.
+        # The result is the same on every rank without a message, because all use the same costs in the same order.
         dealt = balance(costs_N, ranks, max_count=most, min_count=least)
         return [members[at] for at in np.flatnonzero(dealt.bins_N == rank).tolist()]
 
@@ -75,13 +74,13 @@ class CostBatches:
 
 
 def _global_order(sampler: Any) -> Iterator[Any]:
-    """Return the indices of all ranks: of rank 0, 1, 2, ..., and again of rank 0."""
+    """Return the indices of all ranks in turn: of rank 0, 1, 2, ..., and again of rank 0."""
     whole = copy.copy(sampler)
     if type(sampler).__iter__ is DistributedSampler.__iter__:
-        # One rank that takes everything: the epoch is shuffled once, not once per rank.
+        # Read as the only rank, so that the epoch is shuffled once, and not once per rank.
         whole.rank, whole.num_replicas, whole.num_samples = 0, 1, sampler.total_size
         return iter(whole)
-    # A subclass may order as it likes: each rank's order is asked for, by a copy that believes to be that rank.
+    # A subclass may use any order, so each rank's order is read from a copy with that rank's number.
     orders = []
     for rank in range(sampler.num_replicas):
         whole = copy.copy(sampler)
@@ -91,10 +90,10 @@ def _global_order(sampler: Any) -> Iterator[Any]:
 
 
 def cost_batches(loader: Any, cost_fn: Any, counts: Any) -> CostBatches:
-    """Return the batches of a loader dealt by cost.
+    """Return the batches of a loader, dealt by cost.
 
     Raises:
-        ConfigError: The loader's order is not that of a ``DistributedSampler``, or a value is none there is.
+        ConfigError: The loader's order is not that of a ``DistributedSampler``, or a value is unknown.
     """
     if not callable(cost_fn):
         raise ConfigError(
@@ -130,7 +129,7 @@ def token_mean(
     Raises:
         ValueError: No rank has a token.
     """
-    # Exact up to 2**53, where float32 would round from 2**24 on.
+    # Exact up to 2**53, while float32 would round from 2**24 on.
     total = torch.as_tensor(tokens, dtype=torch.float64, device=loss_sum.device).clone()
     ranks = 1
     if dist.is_available() and dist.is_initialized():

@@ -1,4 +1,4 @@
-"""``DataLoader``: torch's own, with a state; of a mix in place of a dataset, batches come whole from the data plane."""
+"""``DataLoader``: torch's own loader with a state. With a mix as its dataset, the data plane provides batches."""
 
 import inspect
 import weakref
@@ -42,18 +42,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     """
 
     _pending: Mapping[str, Any] | None = None
-    """A state that the next iterator begins with."""
+    """State with which the next iterator begins."""
     _moved = False
-    """Whether the next loop over what is held out goes on at a place that was loaded."""
+    """Whether the next loop over a split continues at a place that was loaded."""
     _progress: Progress | None = None
-    """Of the last iterator made."""
+    """Progress of the iterator that was made last."""
     _remade = False
-    """Whether a framework has made another loader of this one."""
+    """Whether a framework has made another loader from this one."""
     _live: "weakref.ref[Noting] | None" = None
     _ways = Ways()
     _share: Share | None = None
 
-    # For editors, type checkers and the reference: what is called takes what torch's loader takes, of any release.
+    # For editors, type checkers and the reference; the real method takes the arguments of any release of torch.
     @overload
     def __init__(
         self,
@@ -112,7 +112,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if is_mix(dataset):
             self._batches = open_batches(dataset, args, keywords)
             batches: Any = self._batches
-            # Batches come whole, and torch is to put nothing together.
+            # Batches arrive complete, so torch must not collate them.
             super().__init__(batches, batch_size=None, collate_fn=self._batches.form)
             return
         self._ways = Ways.taken_from(keywords)
@@ -121,7 +121,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._ways.check(self)
         self._share = self._ways.joining()
         if cost_fn is not None:
-            # torch forbids to set it from here on, and its arguments must show the user's sampler.
+            # torch forbids setting this attribute later, and its arguments must show the user's sampler.
             vars(self)["batch_sampler"] = cost_batches(self, cost_fn, counts)
 
     # Frameworks read the arguments from the signature.
@@ -169,9 +169,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if is_of_torchdata(state_dict):
             iterable = self._dataset_kind == _DatasetKind.Iterable
             state_dict = from_torchdata(state_dict, anatomy, shape, iterable=iterable)
-        # Before anything is taken over: a state that is refused leaves the loader where it stands.
+        # Checked before anything changes, so that a refused state leaves the loader where it is.
         check(self, LoaderState.of(state_dict), shape)
-        # A copy: datasets and samplers may go on in what they are given, and a state may be loaded again.
+        # A copy, because datasets and samplers may change the state they are given, and a state may be loaded again.
         self._pending = deepcopy(dict(state_dict))
         if self._live is not None and (live := self._live()) is not None:
             live._moved = self
@@ -228,12 +228,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Whether accelerate is to leave the loader as it is: a mix deals each rank its batches already.
+        """Whether accelerate must leave the loader as it is: a mix already deals each rank its batches.
 
-        Of another loader accelerate, which alone asks, makes a new one.
+        Only accelerate reads this property. It replaces any other loader by a new one.
 
         Raises:
-            StateError: A state is loaded, which the new loader would not have.
+            StateError: A state is loaded, which the new loader would lack.
         """
         if self._pending is not None:
             raise StateError(
@@ -245,10 +245,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, _: bool) -> None:
-        """Let accelerate note what it was told."""
+        """Let accelerate set the property."""
 
     def close(self) -> None:
-        """End the workers that are kept between epochs, or the data plane of a mix."""
+        """End the persistent workers, or the data plane of a mix."""
         if self._batches is not None:
             self._batches.loader.close()
         self._end_kept_workers()
@@ -256,7 +256,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._share.close()
 
     def _end_kept_workers(self) -> None:
-        # torch keeps one iterator where workers are persistent, and would reset it in place of making another.
+        # torch keeps one iterator if workers are persistent, and would reset it instead of making another.
         kept: Any = self._iterator
         if isinstance(kept, Noting):
             kept._stop_making()
@@ -264,7 +264,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _begin(self) -> Progress:
         """Return the progress of an iterator that begins now."""
-        # Read again, and not kept from ``load_state_dict``: between the two it is plain, and may be asked for.
+        # Parsed again instead of kept from ``load_state_dict``: until now the state is plain, and may be asked for.
         state = None if self._pending is None else LoaderState.of(self._pending)
         self._progress = Progress(self, state)
         self._pending = None
@@ -273,7 +273,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     @override
     def __iter__(self) -> Any:
         if self._pending is not None:
-            # Kept workers stand at a place of their own.
+            # Persistent workers have positions of their own.
             self._end_kept_workers()
         self._begin_loop()
         return super().__iter__()
@@ -281,13 +281,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     @override
     def _get_iterator(self) -> Any:
         if self._batches is not None:
-            return self._batches.loop()  # the place is the mix's to keep
+            return self._batches.loop()  # the mix keeps the position
         if self.num_workers == 0:
             made: Noting = OneProcess(self)
         else:
             self.check_worker_number_rationality()
             made = self._ways.kind(self)
-        # Weak: an iterator that the trainer drops ends its workers as it is collected.
+        # A weak reference, so that an iterator which the trainer drops is collected, and its workers end.
         self._live = weakref.ref(made)
         return made
 

@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["StackPipes", "show_stack_on_signal"]
 
 _SIGNAL = signal.SIGRTMIN + 7
-"""Neither Slurm, torchrun nor the interpreter sends it."""
+"""Signal that Slurm, torchrun and the interpreter never send."""
 _READY = b"ready\n"
 _PATIENCE_S = 2.0
 _QUIET_S = 0.2
@@ -17,8 +17,8 @@ _MOST_BYTES = 1 << 14
 
 
 def show_stack_on_signal(pipe: Connection) -> None:
-    """Have this process write its threads' stacks into ``pipe`` when asked; works while it is stuck in C code."""
-    # Its handler is C: one of Python's would run once the C code that hangs has returned.
+    """Have this process write its threads' stacks into ``pipe`` when asked, even while it is stuck in C code."""
+    # The handler is C code, because a Python handler would run only after the stuck C code has returned.
     faulthandler.register(_SIGNAL, file=pipe.fileno(), all_threads=True)
     os.write(pipe.fileno(), _READY)
 
@@ -28,21 +28,21 @@ class StackPipes:
 
     def __init__(self, context: Any, workers: int) -> None:
         """Make the pipes with a multiprocessing ``context``."""
-        # One for each: in one pipe the stacks of two that hang would be mixed.
+        # One pipe per worker, because a shared pipe would mix the stacks of two workers.
         pairs = [context.Pipe(duplex=False) for _ in range(workers)]
         self._readers: list[Connection] = [reader for reader, _ in pairs]
         self.writers: list[Connection] = [writer for _, writer in pairs]
         self._ready: set[int] = set()
 
     def close_writers(self) -> None:
-        """Leave the writing ends to the workers, which have started."""
+        """Close the writing ends here; only the started workers keep them."""
         for writer in self.writers:
             writer.close()
 
     def stack_of(self, worker: int, pid: int) -> str:
-        """Return the stacks of a worker, or why there are none."""
+        """Return the stacks of a worker, or the reason why there are none."""
         reader = self._readers[worker]
-        # By default the signal ends a process: it is sent only once the handler is known to be there.
+        # Without a handler the signal ends a process, so it is sent only once the handler is known to be installed.
         if worker not in self._ready and _read(reader, len(_READY), 0) != _READY:
             return "it has not come to its first batch: it is still starting"
         self._ready.add(worker)
@@ -59,15 +59,15 @@ def _of_loop(stacks: str) -> str:
     for thread in stacks.split("\n\n"):
         frames, loop, _ = thread.partition(" in _worker_loop")
         if loop:
-            # Without the thread's heading, and without what is left of the line of torch's loop.
+            # Without the thread's heading, and without the rest of the line of torch's loop.
             return "\n".join(frames.splitlines()[1:-1])
     return stacks
 
 
 def _read(reader: Connection, most: int, patience_s: float) -> bytes:
-    """Return what comes, until nothing came for a moment."""
+    """Return the text that arrives until nothing arrives for a moment."""
     data = b""
-    # The stacks come in many small writes, without a last one: that all are there shows by silence alone.
+    # The stacks arrive in many small writes without an end mark, so only silence shows that they are complete.
     while len(data) < most and reader.poll(patience_s if not data else _QUIET_S):
         piece = os.read(reader.fileno(), most - len(data))
         if not piece:

@@ -1,4 +1,4 @@
-"""torch's iterators, noting what they hand out. Workers, queues, pinning and errors are torch's own."""
+"""torch's iterators, which note the batches they hand out. Workers, queues, pinning and errors are torch's."""
 
 import itertools
 import logging
@@ -52,7 +52,7 @@ class WorkerTimeoutError(UnavailableError, RuntimeError):
 
 
 class Settings:
-    """A loader's settings as torch's iterators read them, some replaced."""
+    """A loader's settings for torch's iterators, some of them replaced."""
 
     def __init__(self, loader: Any, replaced: dict[str, Any]) -> None:
         self._loader = loader
@@ -63,7 +63,7 @@ class Settings:
 
 
 def sealing(dataset: Any, collate: Any, workers: int) -> Any:
-    """Return the ``collate_fn`` of the workers: into shared memory, where this machine has such."""
+    """Return the ``collate_fn`` of the workers, which uses shared memory if this machine has it."""
     if isinstance(dataset, IterDataPipe | MapDataPipe):
         return collate
     try:
@@ -74,7 +74,7 @@ def sealing(dataset: Any, collate: Any, workers: int) -> Any:
 
 
 class WorkerStart:
-    """A worker's ``worker_init_fn``: what is ours first, then the user's."""
+    """A worker's ``worker_init_fn``: our own start first, then the user's."""
 
     def __init__(self, user: Any, progress: Progress, pipes: StackPipes | None) -> None:
         self._user, self._samples, self._own = user, progress.samples, progress.own
@@ -83,11 +83,11 @@ class WorkerStart:
 
     def __call__(self, worker: int) -> None:
         """Begin in a worker."""
-        # torch looks for the parent after this, and by then takes who adopted the worker for it.
+        # torch looks up the parent after this, and by then would find the process that adopted the worker.
         end_with(self._parent)
         if self._samples is not None:
-            # get_worker_info() shows the user's dataset, not what it is wrapped in.
-            # torch's own class forbids it; its fields are of that one worker's process.
+            # get_worker_info() shows the user's dataset, not its wrapper. torch's class forbids this assignment, but
+            # its fields belong to that one worker's process.
             object.__setattr__(get_worker_info(), "dataset", self._samples.dataset)
         if self._writers is not None:
             show_stack_on_signal(self._writers[worker])
@@ -98,20 +98,20 @@ class WorkerStart:
 
 
 class Noting:
-    """What all iterators do beside torch's."""
+    """Behaviour that all iterators add to torch's."""
 
     _progress: Progress
     _moved: "DataLoader[Any] | None" = None
     """A loader that was given a state after this iterator was made."""
 
     def _replaced(self, loader: Any) -> dict[str, Any]:
-        """Begin, and return what torch's iterator is to read in place of the loader's own settings."""
+        """Begin, and return the settings that replace the loader's own in torch's iterator."""
         self._progress = progress = loader._begin()
         replaced: dict[str, Any] = {"_index_sampler": progress.order}
         if progress.samples is not None:
             replaced["dataset"] = progress.samples
         if progress.seed is not None:
-            # The base seed was drawn in the run that saved: no generator of the user's is touched.
+            # The base seed was drawn in the run that saved the state, so no generator of the user is touched.
             replaced["generator"] = torch.Generator()
         return replaced
 
@@ -136,8 +136,8 @@ class Noting:
         return batch
 
     def _torchs_next(self: Any) -> Any:
-        """Return torch's next batch, without a mark for a profiler where none runs: it costs more than the rest."""
-        # Of an iterable dataset torch warns there where it is longer than it said.
+        """Return torch's next batch; no profiler's mark is set unless one runs, because it costs more than the rest."""
+        # For an iterable dataset, torch warns there if it is longer than announced.
         if self._dataset_kind == _DatasetKind.Iterable or _profiler_enabled():
             return super().__next__()  # type: ignore[misc]
         if self._sampler_iter is None:
@@ -151,34 +151,34 @@ class Noting:
         loader, self._moved = self._moved, None
         if loader is not None and loader._pending is not None:
             self._stop_making()
-            # In place: the trainer's loop holds this very iterator.
+            # In place, because the trainer's loop holds this very iterator.
             self.__init__(loader)  # type: ignore[misc]
 
     def _gave(self) -> None:
-        """Note that the trainer has one batch more."""
+        """Note that the trainer has one more batch."""
         raise NotImplementedError
 
     def _stop_making(self) -> None:
-        """End what makes batches ahead; nothing does, unless an iterator says otherwise."""
+        """End everything that makes batches ahead; the base class has nothing to end."""
 
 
 class Prefetching(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
-    """Batches that others make ahead, in the order of their indices."""
+    """Batches that are made ahead elsewhere, in the order of their indices."""
 
     _end: "weakref.finalize[Any, Any]"
-    """Has the others make no more; dead once it was called."""
+    """Stops the making of further batches; it is dead once it has been called."""
 
     def __init__(self, loader: Any) -> None:
-        """Go to the begin of an epoch, or to the place in one that ``loader`` was given a state of."""
+        """Go to the begin of an epoch, or to the place in an epoch that a loaded state of ``loader`` names."""
         super().__init__(Settings(loader, self._replaced(loader)))  # type: ignore[arg-type]
         self._num_yielded = self._progress.batches_before
         self._ahead = loader.prefetch_factor * loader.num_workers
         self._asked: deque[Any] = deque()
-        """What ``_submit`` returned, of batches that the trainer has not."""
+        """Results of ``_submit`` for batches that the trainer does not have yet."""
 
-    def _begin(self, loader: Any) -> None:  # noqa: ARG002 -- of those that join a group anew
+    def _begin(self, loader: Any) -> None:  # noqa: ARG002 -- for the subclass that joins a group anew
         """Ask for the first batches of an epoch."""
-        # What was asked for of the epoch before is still made, and dropped.
+        # Batches requested for the previous epoch are still made, and dropped.
         self._asked.clear()
         self._given = 0
         self._ask()
@@ -203,7 +203,7 @@ class Prefetching(Noting, _BaseDataLoaderIter):  # type: ignore[misc]
         raise NotImplementedError
 
     def _go_on(self) -> None:
-        """Go to the batch behind the first that was asked for."""
+        """Advance to the batch after the first requested one."""
         self._asked.popleft()
         self._given += 1
         self._ask()
@@ -221,10 +221,10 @@ class OneProcess(Noting, _SingleProcessDataLoaderIter):  # type: ignore[misc]
     """Batches made in this process."""
 
     def __init__(self, loader: Any) -> None:
-        """Begin an epoch, or go on in the one that ``loader`` was given a state of."""
+        """Begin an epoch, or continue in the epoch of a state that ``loader`` was given."""
         replaced = self._replaced(loader)
         if self._progress.own is not None:
-            # Before the base seed is drawn: a dataset may set the generator that it comes from.
+            # This comes before the base seed is drawn, because a dataset may set the generator that it comes from.
             self._progress.own.begin(0)
         super().__init__(Settings(loader, replaced))
         self._num_yielded = self._progress.batches_before
@@ -241,7 +241,7 @@ class ManyProcesses(Noting, _MultiProcessingDataLoaderIter):  # type: ignore[mis
     """Until there are workers, there are none to end."""
 
     def __init__(self, loader: Any) -> None:
-        """Start the workers, and begin or go on as ``OneProcess`` does."""
+        """Start the workers, and begin or continue as ``OneProcess`` does."""
         replaced = self._replaced(loader)
         progress, pipes = self._progress, None
         self._user_collate, self._user_start = loader.collate_fn, loader.worker_init_fn
@@ -255,11 +255,11 @@ class ManyProcesses(Noting, _MultiProcessingDataLoaderIter):  # type: ignore[mis
         super().__init__(Settings(loader, replaced))
         self._pipes_of = [pipes] * loader.num_workers
         if pipes is not None:
-            # From here on a pipe ends with its worker: nobody else can write into it.
+            # From here on, a pipe ends with its worker, because no other process can write into it.
             pipes.close_writers()
 
     def _carrying(self, collate: Any) -> Any:
-        """Return the workers' ``collate_fn``, which adds the dataset's state where it has one."""
+        """Return the workers' ``collate_fn``, which adds the dataset's state if it has one."""
         stateful = self._progress.samples or self._progress.own
         return collate if stateful is None else CarryingCollate(collate, stateful)
 
@@ -269,7 +269,7 @@ class ManyProcesses(Noting, _MultiProcessingDataLoaderIter):  # type: ignore[mis
 
     @_worker_queue_idx_cycle.setter
     def _worker_queue_idx_cycle(self, turns: Iterator[int]) -> None:
-        # Torch begins an epoch at worker 0; a resumed one goes on with the worker whose turn it is.
+        # torch begins an epoch at worker 0; a resumed epoch continues with the worker whose turn it is.
         self._turns = itertools.islice(turns, self._progress.take_first_worker(), None)
 
     @override
@@ -282,7 +282,7 @@ class ManyProcesses(Noting, _MultiProcessingDataLoaderIter):  # type: ignore[mis
 
     @override
     def _gave(self) -> None:
-        # By number in order; otherwise by what has come, as a later batch may be out before an earlier one.
+        # By number if in order; otherwise by the received batches, because a later one may be handed out first.
         if self._in_order:
             self._progress.gave(self._rcvd_idx)
         else:
@@ -302,7 +302,7 @@ class ManyProcesses(Noting, _MultiProcessingDataLoaderIter):  # type: ignore[mis
         try:
             return super()._get_data()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            # By its text: torch raises one class for a limit that is over and for a worker that has died.
+            # Identified by its text, because torch raises one class for an exceeded limit and for a dead worker.
             if self._timeout > 0 and str(error).startswith("DataLoader timed out"):
                 raise WorkerTimeoutError(f"{error}: {self._awaited()}") from None
             raise
@@ -336,7 +336,7 @@ class ManyProcesses(Noting, _MultiProcessingDataLoaderIter):  # type: ignore[mis
 def _has_fallen_silent(queue: Any) -> bool:
     """Return whether nothing that is put into a queue reaches its worker any more.
 
-    The threads of its queues end before an iterator that Python finds in a cycle, as one that a trainer
-    of Lightning's holds. Its workers never hear that they are to end, and torch waits 5 s for each.
+    The threads of its queues end before an iterator that Python collects as part of a cycle, such as one that a trainer
+    of Lightning holds. Its workers then never learn that they must end, and torch waits 5 s for each.
     """
     return queue._close is not None and not queue._close.still_active()

@@ -1,4 +1,4 @@
-"""What a ``DataLoader`` takes in place of a dataset: a mix, and how loops take its batches."""
+"""A mix in place of the dataset of a ``DataLoader``, and how loops take its batches."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -54,14 +54,14 @@ def _nothing() -> None:
 
 
 class MixBatches(IterableDataset[TrainingBatch]):
-    """Batches of an open mix, from where its loader stands."""
+    """Batches of an open mix, from the position of its loader."""
 
     def __init__(
         self, loader: Loader, form: Callable[[Any], Any], *, held_out: bool = False
     ) -> None:
-        """Hand out the batches of ``loader``; ``form`` makes of each what the training loop takes.
+        """Hand out the batches of ``loader``; ``form`` converts each to what the training loop takes.
 
-        ``held_out`` of what is evaluated on, which each loop goes through from its beginning.
+        ``held_out`` marks data for evaluation, which each loop reads from its beginning.
         """
         self.loader, self.form, self.held_out = loader, form, held_out
         self.turn = threading.RLock()
@@ -69,28 +69,28 @@ class MixBatches(IterableDataset[TrainingBatch]):
 
     @cached_property
     def beginning(self) -> dict[str, Any]:
-        """Where loops begin, as it is first asked for: before a state is loaded or a batch handed out."""
-        # One of several ranks has no place before it has joined the others.
+        """Where loops begin, recorded at the first access: before a state is loaded or a batch is handed out."""
+        # One of several ranks has no position before it has joined the others.
         self.loader.start()
         return self.loader.state_dict()
 
     def begin_anew(self) -> None:
-        """Go back to where the first loop began; before any, note that place."""
+        """Go back to where the first loop began; before any loop, note that position."""
         if self.beginning != self.loader.state_dict():
             self.loader.load_state_dict(self.beginning)
 
     def __len__(self) -> int:
-        """Return the batches of the loader from where it was opened, as a map dataset's length is that of an epoch."""
+        """Return the batches from where the loader was opened, as a map dataset's length is that of an epoch."""
         return len(self.loader)
 
     def ask(
         self, make: Callable[[Any], Any], take_back: list[Callable[[], None]]
     ) -> tuple[Any] | None:
-        """Take the next batch, as ``ask_in_turn`` has it asked for.
+        """Take the next batch, in the way that ``ask_in_turn`` calls it.
 
         Returns:
-            What ``make`` makes of what the training loop takes, or ``None`` at the end. A batch that fails to be made
-            is the next one still.
+            The result of ``make`` for the batch, or ``None`` at the end. If making fails, the batch remains the next
+            one.
         """
         batch: TrainingBatch | None = None
 
@@ -98,7 +98,7 @@ class MixBatches(IterableDataset[TrainingBatch]):
             if batch is not None:
                 self.loader.take_back()
 
-        # Before it is taken: from then on nothing is called until it is known.
+        # Prepared before the batch is taken: from then on, nothing is called until the batch is known.
         take_back.append(back)
         batch = self.loader.next_batch()
         return None if batch is None else (make(self.form(batch)),)
@@ -109,12 +109,12 @@ class MixBatches(IterableDataset[TrainingBatch]):
         begin: Callable[[], None] = _nothing,
         end: Callable[[], None] = _nothing,
     ) -> "MixLoop":
-        """Return a loop over what the training loop takes.
+        """Return a loop over the training loop's batches.
 
         Args:
-            make: Called with each of it, while no other thread asks; makes what is handed out.
+            make: Called with each batch, while no other thread asks; makes what is handed out.
             begin: Called before the first batch is taken.
-            end: Called once there is no other.
+            end: Called once there is no further batch.
         """
         return MixLoop(self, make, begin, end)
 
@@ -124,7 +124,7 @@ class MixBatches(IterableDataset[TrainingBatch]):
 
 
 class MixLoop(EachBatch[tuple[Any]]):
-    """A loop over a mix, which threads may share; what an error or Ctrl-C keeps from it stays the next batch."""
+    """A loop over a mix, which threads may share; a batch that an error or Ctrl-C keeps from it stays the next."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class MixLoop(EachBatch[tuple[Any]]):
 
 
 def is_mix(dataset: object) -> TypeIs[Mix]:
-    """Whether ``dataset`` names or is a mix. A mapping is one by its ``sources``: others are map datasets."""
+    """Whether ``dataset`` names or is a mix. A mapping with ``sources`` is a mix; others are map datasets."""
     if isinstance(dataset, Mapping):
         return "sources" in dataset
     return isinstance(dataset, str | Path | MixConfig)
@@ -167,7 +167,7 @@ def open_batches(mix: Mix, positional: tuple[Any, ...], keywords: dict[str, Any]
     """Open a mix with the keywords of ``omniload.open``, and ``collate_fn``, which each batch passes through.
 
     Raises:
-        ConfigError: A keyword asks for what torch's loader of single samples does.
+        ConfigError: A keyword asks for something that only torch's loader of single samples does.
     """
     if positional:
         raise ConfigError(
@@ -175,7 +175,7 @@ def open_batches(mix: Mix, positional: tuple[Any, ...], keywords: dict[str, Any]
             "batch_size and the like are in the mix file"
         )
     for name in [name for name in _TORCHS if name in keywords]:
-        # A trainer hands on what its flags say: no workers, no pinning and no sampler ask for nothing. An order does.
+        # A trainer passes its flags on: no workers, no pinning and no sampler ask for nothing, but an order does.
         if (value := keywords.pop(name)) or (name == "shuffle" and value is not None):
             raise ConfigError(
                 f"{name}={value!r:.60} does not go with a mix: {_TORCHS[name]}; leave it out"
@@ -189,7 +189,7 @@ def refuse_loader(dataset: object) -> None:
     """Refuse a loader in place of a dataset.
 
     Raises:
-        ConfigError: ``dataset`` is one.
+        ConfigError: ``dataset`` is a loader.
     """
     if isinstance(dataset, Loader | MixBatches | torch.utils.data.DataLoader):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a sampler's order is made of: its generators, its epoch, a state of its own."""
+"""The parts that determine a sampler's order: its generators, its epoch, a state of its own."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -22,9 +22,9 @@ from trainer_integration.loader.resuming.random_state import Ambient
 
 __all__ = ["Anatomy", "is_stateful", "shape_of"]
 
-# Those that draw from their generator as they are iterated, or from torch's own where they have none.
+# Samplers that draw from their generator as they are iterated, or from torch's own if they have none.
 _DRAWS = {RandomSampler, SubsetRandomSampler, WeightedRandomSampler}
-# Compared by exact type: a subclass may order in any other way.
+# Compared by exact type, because a subclass may order in any other way.
 _KNOWN = {
     BatchSampler,
     CostBatches,
@@ -36,11 +36,11 @@ _KNOWN = {
     tuple,
     *_DRAWS,
 }
-_DEPTH = 8  # A sampler inside a sampler inside a batch sampler: frameworks nest three at most.
+_DEPTH = 8  # a sampler inside a sampler inside a batch sampler: frameworks nest at most three
 
 
 def is_stateful(thing: object) -> bool:
-    """Whether ``thing`` keeps torch's ``Stateful`` protocol."""
+    """Whether ``thing`` follows torch's ``Stateful`` protocol."""
     return callable(getattr(thing, "state_dict", None)) and callable(
         getattr(thing, "load_state_dict", None)
     )
@@ -50,7 +50,7 @@ class Anatomy:
     """The parts of an index sampler, outermost first."""
 
     def __init__(self, sampler: Iterable[Any], generator: torch.Generator | None) -> None:
-        """Look into ``sampler``; ``generator`` is that of the loader."""
+        """Examine ``sampler``; ``generator`` is that of the loader."""
         self.sampler = sampler
         self.parts = _parts(sampler)
         self.known = all(type(part) in _KNOWN for part in self.parts)
@@ -67,7 +67,7 @@ class Anatomy:
 
     @property
     def replicas(self) -> int | None:
-        """Ranks that the samples are dealt to, where a sampler says so."""
+        """Number of ranks that the samples are dealt to, if a sampler tells it."""
         counts = (getattr(part, "num_replicas", None) for part in self.parts)
         return next((count for count in counts if type(count) is int), None)
 
@@ -81,10 +81,10 @@ class Anatomy:
         return [part.epoch for part in self._with_epoch()]
 
     def set_epochs(self, epochs: list[Any]) -> None:
-        """Set what ``epochs`` returned.
+        """Set the epochs that ``epochs`` returned.
 
         Raises:
-            StateError: It is of another number of samplers.
+            StateError: They are of another number of samplers.
         """
         parts = self._with_epoch()
         if len(parts) != len(epochs):
@@ -104,11 +104,11 @@ class Anatomy:
         ]
 
     def after(self, batches: int) -> Iterator[Any] | None:
-        """Return the order from a batch onward without stepping through batches; ``None`` where unknown.
+        """Return the order from a batch onward without stepping through batches; ``None`` if it is unknown.
 
-        Samples are passed over in C, and a sequential order by arithmetic.
+        Samples are skipped in C, and a sequential order by arithmetic.
         """
-        # More than a sampler in a batch sampler, and nothing says how many samples a batch takes.
+        # There is more than a sampler in a batch sampler, so the number of samples in a batch is unknown.
         if not self.known or len(self.parts) > 2:
             return None
         inner, outer = self.parts[-1], self.parts[0]
@@ -121,7 +121,7 @@ class Anatomy:
 
 
 def _skipped(sampler: Any, samples: int) -> Iterator[int]:
-    # A range is cut without a step, whatever its length.
+    # A range is cut without stepping, whatever its length.
     if type(sampler) is SequentialSampler:
         return iter(range(len(sampler.data_source))[samples:])
     order: Iterator[int] = iter(sampler)
@@ -147,7 +147,7 @@ def _distinct(generators: list[Any]) -> list[torch.Generator]:
 
 
 def shape_of(loader: Any, anatomy: Anatomy) -> JsonObject:
-    """Return what must be the same for a place in the order to mean the same samples."""
+    """Return the values that must be the same for a place in the order to mean the same samples."""
     try:
         samples: Json = len(loader.dataset)
     except (TypeError, NotImplementedError):
@@ -155,7 +155,7 @@ def shape_of(loader: Any, anatomy: Anatomy) -> JsonObject:
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     return {
         "samples": samples,
-        # A batch sampler of the user's may call anything so.
+        # A user's batch sampler may use this name for anything.
         "batch_size": size if type(size) is int else None,
         "drop_last": loader.drop_last,
         "samplers": anatomy.names,

@@ -20,12 +20,12 @@ from trainer_integration.loader.iterators import CLOSED, Prefetching, WorkerTime
 __all__ = ["Lanes", "ManyThreads"]
 
 _PATIENCE_S = 5.0
-"""For a thread that ends with its sample; torch waits as long for a worker."""
+"""Time for a thread to end after its sample; torch waits as long for a worker."""
 _Task = tuple[Future[Any], Any]
 
 
 class Lanes:
-    """Threads that call one function, each call as a future."""
+    """Threads that call one function; each call returns a future."""
 
     def __init__(
         self, make: Callable[[Any], Any], threads: int, begin: Callable[[int], object] | None
@@ -34,7 +34,7 @@ class Lanes:
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._over = threading.Event()
         self._at: dict[int, int] = {}
-        """Ident of the thread that a task is in, by the ``id`` of its future."""
+        """Identifier of the thread that runs a task, by the ``id`` of the task's future."""
         arguments = self._tasks, self._over, self._at, make, begin
         self._threads = [
             threading.Thread(
@@ -52,19 +52,19 @@ class Lanes:
         return future
 
     def stack_of(self, future: Future[Any]) -> str:
-        """Return where the thread stands that makes ``future``."""
-        # The only way to another thread's stack; a thread that has moved on meanwhile shows where it is now.
+        """Return the stack of the thread that computes ``future``."""
+        # The only way to another thread's stack. If the thread has advanced meanwhile, its new position is shown.
         frame = sys._current_frames().get(self._at.get(id(future), 0))
         # Without the frames of threading's own start.
         return "".join(traceback.format_stack(frame)[2:]) if frame else "no thread has begun it"
 
     def close(self) -> None:
-        """End the threads, each after the sample that it is at; what none has begun is cancelled."""
+        """End the threads, each after its present sample, and cancel the tasks that have not begun."""
         self._over.set()
         with suppress(Empty):
             while (task := self._tasks.get_nowait()) is not None:
                 task[0].cancel()
-        # One for each: a thread takes one and ends.
+        # One end mark for each thread: a thread takes one and ends.
         for _ in self._threads:
             self._tasks.put(None)
         for thread in self._threads:
@@ -90,14 +90,14 @@ def _serve(
         # A thread that waits for its next task must not hold the last batch.
         del task, future, argument
     if task is not None:
-        task[0].cancel()  # taken as the lanes were closed
+        task[0].cancel()  # taken while the lanes were being closed
 
 
 def _begun(number: int, begin: Callable[[int], object] | None) -> list[BaseException]:
     try:
         if begin is not None:
             begin(number)
-    except BaseException as error:  # noqa: BLE001 -- told by the first batch
+    except BaseException as error:  # noqa: BLE001 -- the first batch reports it
         return [RuntimeError(f"worker_init_fn failed in thread {number}: {error!r}"), error]
     return []
 
@@ -109,7 +109,7 @@ def _answer(
     why: list[BaseException],
 ) -> None:
     if why:
-        # An error holds the frames that it went through, the iterator's among them: it is given away once.
+        # An error holds the frames that it passed through, including the iterator's, so it is handed over only once.
         future.set_exception(why.pop() if len(why) > 1 else RuntimeError(*why[0].args))
         return
     try:
@@ -122,7 +122,7 @@ class ManyThreads(Prefetching):
     """Batches made ahead by threads, in the order of their indices."""
 
     def __init__(self, loader: Any) -> None:
-        """Begin an epoch, or go on in the one that ``loader`` was given a state of."""
+        """Begin an epoch, or continue in the epoch of a state that ``loader`` was given."""
         super().__init__(loader)
         fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
             self._dataset_kind,
@@ -136,7 +136,7 @@ class ManyThreads(Prefetching):
             loader.num_workers,
             loader.worker_init_fn,
         )
-        # The threads know nothing of the iterator: dropped in mid-epoch it is collected, and they end.
+        # The threads hold no reference to the iterator: if it is dropped in mid-epoch, it is collected, and they end.
         self._end = weakref.finalize(self, self._lanes.close)
         self._begin(loader)
 
@@ -159,11 +159,11 @@ class ManyThreads(Prefetching):
         except CancelledError:
             raise RuntimeError(CLOSED) from None
         except FutureTimeoutError:
-            if first.done():  # the dataset's own
+            if first.done():  # the dataset's own error
                 raise
             raise WorkerTimeoutError(self._awaited(first)) from None
         finally:
-            # A wait that was given up leaves its batch in place: it may be asked for again.
+            # An abandoned wait leaves its batch in place, so that it can be asked for again.
             if first.done() and not first.cancelled():
                 self._go_on()
 

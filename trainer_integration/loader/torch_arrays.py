@@ -38,7 +38,7 @@ class TorchArrays(Arrays):
     def check(self, device: object) -> None:
         try:
             place = torch.device(device)  # type: ignore[call-overload]
-            # Of whatever accelerator torch was built for: each has a module with the same functions.
+            # For any accelerator that torch was built for: each has a module with the same functions.
             part = None if place.type in {"cpu", "meta"} else torch.get_device_module(place)
         except (RuntimeError, TypeError) as error:
             raise ConfigError(
@@ -57,7 +57,7 @@ class TorchArrays(Arrays):
     def to(self, tensor: torch.Tensor, device: object) -> torch.Tensor:
         place = torch.device(device)  # type: ignore[call-overload]
         if place.type == "cuda":
-            # From pinned memory the copy goes on beside the step before.
+            # From pinned memory, the copy runs in parallel with the step before.
             return tensor.pin_memory().to(place, non_blocking=True)
         return tensor.to(place)
 
@@ -71,7 +71,7 @@ class TorchSideStream(SideStream):
     """A stream of a GPU; copies start in pinned memory, which torch's allocator takes back once they are done."""
 
     def __init__(self, place: torch.device, streams: Any) -> None:
-        """Make a stream of a device; ``streams`` is ``torch.cuda``, or what stands for it."""
+        """Make a stream of a device; ``streams`` is ``torch.cuda``, or the module that replaces it."""
         self._place, self._streams = place, streams
         self._stream = streams.Stream(device=place)
 
@@ -89,8 +89,8 @@ class TorchSideStream(SideStream):
         users = self._streams.current_stream(self._place)
         users.wait_event(mark)
         for copy in copies:
-            # Its memory is the side stream's: without this it is given to the next copy as soon as the batch is
-            # dropped here, while kernels that read it still wait their turn.
+            # The memory belongs to the side stream. Without this call, it is given to the next copy as soon as the
+            # batch is dropped here, while kernels that read it are still queued.
             copy.record_stream(users)
 
 
@@ -98,16 +98,16 @@ class StoreRendezvous(Rendezvous):
     """Notes as keys of torch's store."""
 
     def __init__(self, store: Store, start: int = 0) -> None:
-        """Keep notes in ``store``; those of other starts of the job are elsewhere, where ``start`` numbers them."""
-        # An agent's store outlives a start of the job, and notes of ranks that are gone with it.
+        """Keep notes in ``store``; ``start`` numbers the starts of the job, whose notes are kept apart."""
+        # An agent's store outlives a start of the job, and so does it keep the notes of ranks that are gone.
         self._store = PrefixStore(f"start-{start}", store)
         self.start = start
-        """Which start of the job this is, from 0, as far as its launcher or the store tells."""
+        """Number of this start of the job, from 0, as far as its launcher or the store tells."""
 
     @override
     def post(self, key: str, text: str) -> bool:
         try:
-            # The one call of the store that two ranks cannot both be first in; ``set`` would let the last one win.
+            # The only call of the store in which just one of two ranks can be first; with ``set`` the last would win.
             if self._store.add(f"{key}#", 1) > 1:
                 return False
             self._store.set(key, text)
@@ -120,7 +120,7 @@ class StoreRendezvous(Rendezvous):
         try:
             with suppress(dist.DistStoreError):
                 self._store.wait([key], timedelta(seconds=max(timeout_s, 0.001)))
-            # Asked for anew: where little time is left, a wait may end before the store has said what is there.
+            # Asked for again, because with little time left a wait may end before the store has answered.
             if not self._store.check([key]):
                 return None
             note: str = self._store.get(key).decode()
@@ -136,19 +136,19 @@ def _gone(error: Exception) -> UnavailableError:
 
 
 _HOSTED: dict[tuple[str, int], Store] = {}
-"""Stores that this process hosts, for as long as it lives: another rank may open its next loader, and leave its
-first note, while this one still closes the last."""
+"""Stores that this process hosts for its whole life, because another rank may open its next loader and post its first
+note while this one still closes the last."""
 
 
 def rendezvous_of(launch: Launch, timeout_s: float) -> StoreRendezvous:
     """Return the rendezvous of a job: the store of its process group, or that of its launcher.
 
-    Without torchrun's own store, rank 0 hosts one at ``MASTER_PORT``; a process group that is
-    initialised later shares it, so the order of the two does not matter.
+    Without torchrun's own store, rank 0 hosts one at ``MASTER_PORT``. A process group that is initialised later shares
+    it, so the order of the two does not matter.
 
     Raises:
         ConfigError: There is neither a process group nor ``MASTER_ADDR`` and ``MASTER_PORT``.
-        UnavailableError: Nobody answers there.
+        UnavailableError: No process answers there.
     """
     if dist.is_initialized():
         start = _start_of(launch, timeout_s) if has_agents_store() else launch.restarts
@@ -159,11 +159,11 @@ def rendezvous_of(launch: Launch, timeout_s: float) -> StoreRendezvous:
 
 
 _STARTS: dict[Launch, int] = {}
-"""Which start this process is of, once it is agreed: its loaders may differ in their timeouts, not in this."""
+"""Number of this process's start, once it is agreed; it does not depend on the timeouts of loaders."""
 
 
 def _start_of(launch: Launch, timeout_s: float) -> int:
-    """Return which start this is, agreed within ``timeout_s`` the first time; a process is of one."""
+    """Return the number of this process's one start, agreed within ``timeout_s`` at the first call."""
     if launch not in _STARTS:
         store = _connected(launch, timeout_s, hosted=True)
         _STARTS[launch] = agreed_start(store, launch, timeout_s)
@@ -171,11 +171,11 @@ def _start_of(launch: Launch, timeout_s: float) -> int:
 
 
 def _unnamed(host: str) -> str:
-    """Say that a host has no address here; nothing where it has one. torch says of either that it was late."""
+    """Return a hint if a host has no address here; empty if it has one. torch reports both cases as a timeout."""
     try:
         socket.getaddrinfo(host, None)
-    except (OSError, UnicodeError) as error:  # no name of a host at all is an error of its encoding
-        # Brackets of IPv6 are of URLs: torch takes its addresses as they are.
+    except (OSError, UnicodeError) as error:  # an impossible host name is an encoding error
+        # Brackets around IPv6 belong to URLs; torch takes addresses as they are.
         bare = " without its brackets" * host.startswith("[")
         return (
             f"this host finds no address for MASTER_ADDR {host!r} ({error}): correct it{bare}, or have it "
@@ -185,7 +185,7 @@ def _unnamed(host: str) -> str:
 
 
 def _connected(launch: Launch, timeout_s: float, *, hosted: bool) -> Store:
-    """Return a connection to the store that variables name; ``hosted``: an agent of torchrun keeps it."""
+    """Return a connection to the store that variables name; ``hosted`` means that an agent of torchrun keeps it."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65_536:
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""Torch's collectives for ``omniload.DynamicSampler``: what ranks tell each other of their rollouts.
+"""Torch's collectives for ``omniload.DynamicSampler``: ranks exchange the results of their rollouts.
 
-Over a gloo group of its own: the trainer's may move a device's memory. A gather does not say who is missing; so each
-rank notes in torch's store which one it comes to.
+They use a gloo group of their own, because the trainer's group may move a device's memory. A gather does not tell which
+rank is missing, so each rank notes in torch's store which gather it has reached.
 """
 
 import threading
@@ -21,16 +21,16 @@ from trainer_integration.loader.gloo_groups import GlooGroup, met_group
 __all__ = ["TorchExchange", "exchange_of"]
 
 _SHOWN = 8
-"""Ranks that a message names."""
+"""Most ranks named in a message."""
 _STUCK_S = 10.0
-"""Longest wait for torch's store, which keeps to no limit of its own where the process that hosts it is stopped."""
+"""Longest wait for torch's store, which ignores its own limit if the process that hosts it is stopped."""
 
 
 class _Arrivals:
-    """Which gather each rank has come to, as notes in torch's store."""
+    """Which gather each rank has reached, as notes in torch's store."""
 
     def __init__(self, place: str, ranks: Sequence[int], rank: int) -> None:
-        """Note that ``rank`` of ``ranks`` has come to none yet; a store may hold notes of an earlier start."""
+        """Note that ``rank`` of ``ranks`` has reached no gather yet; a store may have notes of an earlier start."""
         store = dist.distributed_c10d._get_default_store()
         self._store = dist.distributed_c10d.PrefixStore(place, store)
         self._ranks, self._rank = ranks, rank
@@ -38,18 +38,18 @@ class _Arrivals:
         self.come()
 
     def come(self) -> None:
-        """Note that this rank comes to the next gather.
+        """Note that this rank reaches the next gather.
 
         Raises:
             DistNetworkError: The process that hosts the store has ended.
         """
         self._count += 1
-        # A question that is not answered holds up every other one.
+        # A question without an answer blocks every other one.
         if not self._is_stuck:
             self._store.set(str(self._rank), str(self._count))
 
     def missing(self) -> str:
-        """Say which ranks have not come to the gather that this one is at."""
+        """Return which ranks have not reached this rank's present gather."""
         answers: list[str] = []
         if not self._is_stuck:
             asking = threading.Thread(
@@ -71,12 +71,12 @@ class _Arrivals:
         return f"{counted(len(absent), 'rank')} of the job did not come: {names}"
 
     def _has_come(self, rank: int) -> bool:
-        # Asked for first: a note that is not there would be waited for.
+        # Checked first, because reading a note that does not exist would wait for it.
         return self._store.check([str(rank)]) and int(self._store.get(str(rank))) >= self._count
 
 
 class TorchExchange(Exchange):
-    """All-gathers of bytes, over a gloo group of their own: the trainer's may move a device's memory."""
+    """All-gathers of bytes, over a gloo group of their own, because the trainer's may move a device's memory."""
 
     def __init__(
         self, group: GlooGroup, arrivals: _Arrivals, rank: int, size: int, timeout_s: float
@@ -92,7 +92,7 @@ class TorchExchange(Exchange):
             sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
             self._group.allgather([sizes], [torch.tensor([len(part)])]).wait()
             lengths = [int(size) for size in sizes]
-            # One length for all, as gloo wants it.
+            # Padded to one length for all ranks, as gloo requires.
             mine = torch.zeros(max(lengths), dtype=torch.uint8)
             mine[: len(part)] = torch.frombuffer(bytearray(part), dtype=torch.uint8)
             parts = [torch.empty_like(mine) for _ in range(self.size)]
@@ -109,11 +109,12 @@ class TorchExchange(Exchange):
 
 
 _EXCHANGES: Counter[tuple[dist.ProcessGroup, tuple[int, ...]]] = Counter()
-"""Exchanges that the same ranks of a job have made: the n-th of each of them is one, whatever other groups it has."""
+"""Number of exchanges that the same ranks of a job have made: the n-th of each rank is the same one, whatever other
+groups the rank has."""
 
 
 def exchange_of(process_group: dist.ProcessGroup | None, timeout_s: float) -> TorchExchange:
-    """Return an exchange among the ranks of a process group, all by default, which all of them ask for here.
+    """Return an exchange among the ranks of a process group, all by default; all of them must call this.
 
     Raises:
         UnavailableError: A rank does not come.
@@ -124,7 +125,7 @@ def exchange_of(process_group: dist.ProcessGroup | None, timeout_s: float) -> To
     made, rank = (world, tuple(ranks)), dist.get_rank()
     name = f"omniload/exchange/{_EXCHANGES[made]}"
     try:
-        # Before they meet: then none is missed for want of its first note.
+        # Posted before they meet, so that no rank counts as missing for lack of its first note.
         arrivals = _Arrivals(f"{name}/{'-'.join(map(str, ranks))}/come", ranks, rank)
         group = met_group(ranks, rank, name, timeout_s)
     except (UnavailableError, dist.DistNetworkError) as error:
@@ -133,6 +134,6 @@ def exchange_of(process_group: dist.ProcessGroup | None, timeout_s: float) -> To
             f"({str(error.__cause__ or error).splitlines()[0]:.200})"
         ) from error
     _EXCHANGES[made] += 1
-    # A gather that was given up is taken up by nobody: it ends, and so does the exchange.
+    # An abandoned gather is never resumed: it ends, and the exchange with it.
     group._set_default_timeout(timedelta(seconds=timeout_s))
     return TorchExchange(group, arrivals, ranks.index(rank), len(ranks), timeout_s)

@@ -1,6 +1,6 @@
-"""Torch's collectives for ``omniload.open``: ranks that have their batches from another one.
+"""Torch's collectives for ``omniload.open``: ranks that get their batches from another rank.
 
-Over gloo groups of their own: the trainer's may move a device's memory.
+They use gloo groups of their own, because the trainer's may move a device's memory.
 """
 
 import hashlib
@@ -26,24 +26,26 @@ __all__ = ["TorchPeers", "all_peers", "peers_of"]
 
 _KINDS = get_args(Kind)
 _HEAD_NUMBERS = 5
-"""Opening, kind, step, bytes of the state, bytes of what is each rank's own; behind them the bytes of each line."""
+"""Numbers of a head: opening, kind, step, bytes of the state, bytes of each rank's own part; then the bytes of each
+line."""
 _MOST_UNDER_WAY = 4
-"""Messages that peers may not have taken yet: the rank that fetches runs no further ahead of them."""
+"""Messages that peers may not have taken yet; the fetching rank gets no further ahead of them."""
 _LEAST_S = 0.001
-"""torch takes no wait of 0 for one."""
+"""Least wait, because torch does not accept 0."""
 _LOST = ("closed by peer", "reset by peer", "Broken pipe")
-"""What gloo says where the other process has ended."""
+"""Texts of gloo's errors when the other process has ended."""
 
 _SIZE_BYTES = 8
-"""Before what each rank has alone: one length for all of them, as gloo wants it, is that of the longest."""
+"""Size of the length in front of each rank's own part: gloo requires equal lengths, so all have the length of the
+longest."""
 _NONE, _NOTHING = np.empty(0, np.uint8), Parts()
 
 
 class _Line:
-    """Gloo groups over which one rank sends to others, to the loaders of one opening or of several.
+    """Gloo groups over which one rank sends to others, for the loaders of one opening or of several.
 
-    The first group has all of them; each has the lines of a batch that its ranks take, one broadcast each. What a rank
-    has alone goes over the first one.
+    The first group has all of them; each rank is also in the groups of the lines of a batch that it takes, with one
+    broadcast per line. A rank's own part is sent over the first group.
     """
 
     def __init__(
@@ -55,55 +57,55 @@ class _Line:
         """Send to ``ranks``, the first of which sends.
 
         Args:
-            group: All of them.
+            group: Group of all of them.
             ranks: Their numbers in the job.
-            lines: Group of each line of a batch; ``None`` where this rank takes none of it.
+            lines: Group of each line of a batch; ``None`` if this rank takes none of it.
         """
         self.first, self._ranks, self._group, self._lines = ranks[0], ranks, group, lines
         self._sent: deque[tuple[list[dist.Work], list[torch.Tensor]]] = deque()
         self._coming: tuple[dist.Work, torch.Tensor] | None = None
-        """The head of the next message, asked for; a wait that was given up is taken up again."""
+        """Outstanding receive of the next message's head; an abandoned wait is resumed."""
         self._rest: tuple[list[dist.Work], list[torch.Tensor]] | None = None
-        """What comes behind that head, asked for: state, lines, and what is this rank's own."""
+        """Outstanding receive of the parts after that head: state, lines, and this rank's own part."""
         self._come: tuple[int, Message] | None = None
-        """A message that has come, and is not in its inbox yet."""
+        """A message that has arrived, and is not in its inbox yet."""
         self._turn = threading.Lock()
         self.inboxes: dict[int, deque[Message]] = {}
-        """Messages that have come, of each opening that this rank has open; others are dropped as they come."""
+        """Messages that have arrived, for each opening that this rank has open; others are dropped."""
 
     def give(
         self, opening: int, message: tuple[Kind, int, bytes], parts: Parts, timeout_s: float
     ) -> None:
-        """Send, in order, without waiting for what was sent, beyond a few messages.
+        """Send, in order, without getting more than a few messages ahead.
 
         Raises:
-            UnavailableError: Nobody has taken those in time. This one is not sent, and may be given again; the last one
-                of an opening is sent all the same.
+            UnavailableError: The peers have not taken those in time. This message is not sent, and may be given again;
+                but the last message of an opening is sent anyway.
         """
         kind, step, state = message
         own = _of_one_length(parts.own)
         shared = list(parts.shared) or [_NONE] * len(self._lines)
-        # Lengths first: whoever receives brings memory of the right size.
+        # The lengths are sent first, so that the receivers can allocate memory of the right size.
         sizes = [len(state), len(own[0]) if own else 0, *map(len, shared)]
         head = torch.tensor([opening, _KINDS.index(kind), step, *sizes])
-        # A copy, for torch warns of memory that it could not write to.
+        # A copy, because torch warns of memory that it cannot write to.
         note = torch.frombuffer(bytearray(state), dtype=torch.uint8) if state else torch.empty(0)
         lines = [torch.from_numpy(each) for each in shared]
         is_last = kind == "closed"
         with self._turn:
-            # Before it is sent: whoever gives up waiting may give it again, and peers have it once.
+            # Waited for before sending: a caller that gives up may give the message again, and peers get it once.
             if not is_last:
                 self._wait_until_taken(timeout_s, but=_MOST_UNDER_WAY - 1)
             works = self._works([head, note, *lines], [self._group, self._group, *self._lines])
             works += [self._scatter(torch.empty_like(own[0]), own)] if own else []
-            # Held until they are taken: gloo reads from their memory.
+            # The tensors are kept until they are taken, because gloo reads from their memory.
             self._sent.append((works, [head, note, *lines, *own]))
-            # Not for this one: a peer that has its last batch may be gone, and needs no word of it.
+            # The last message is not waited for: a peer that has its last batch may be gone, and does not need it.
             while is_last and len(self._sent) > _MOST_UNDER_WAY:
                 self._wait_for_oldest(timeout_s)
 
     def _wait_until_taken(self, timeout_s: float, *, but: int) -> None:
-        """Wait for messages that were sent, the oldest first, until none is left ``but`` a few."""
+        """Wait for sent messages, the oldest first, until at most ``but`` are left."""
         while self._sent and (len(self._sent) > but or self._is_taken()):
             self._wait_for_oldest(timeout_s)
 
@@ -115,7 +117,7 @@ class _Line:
     def take(
         self, opening: int, behind: Message | None, timeout_s: float, rest_s: float
     ) -> Message:
-        """Wait for an opening's message behind one; ``rest_s`` is the longest wait for what comes behind a head."""
+        """Wait for an opening's message after ``behind``; ``rest_s`` limits the wait for the parts after a head."""
         inbox, deadline = self.inboxes[opening], Deadline(timeout_s)
         with self._turn:
             if inbox and inbox[0] is behind:
@@ -125,7 +127,7 @@ class _Line:
                     self._receive(deadline.left_s(), timeout_s, rest_s)
                 of, message = cast("tuple[int, Message]", self._come)
                 into = self.inboxes.get(of)
-                # By identity: behind an interrupt it may be there already.
+                # Compared by identity, because after an interrupt it may be there already.
                 if into is not None and not any(each is message for each in into):
                     into.append(message)
                 self._come = None
@@ -145,7 +147,7 @@ class _Line:
             )
         if self._rest is None:
             groups = [self._group, *self._lines]
-            # Of a line that this rank does not take nothing comes.
+            # No part of a line arrives that this rank does not take.
             parts = [
                 torch.empty(size if group is not None else 0, dtype=torch.uint8)
                 for size, group in zip(sizes, [*groups, self._group], strict=True)
@@ -160,13 +162,13 @@ class _Line:
             own=[_unpadded(own.numpy())] if own_bytes else (),
         )
         come = opening, (_KINDS[kind], step, state.numpy().tobytes(), found)
-        # Only now, for a wait that ran out leaves all to the next call; and in one line, for an interrupt does so too.
+        # Only now, so that a wait that ran out leaves all to the next call; one statement, because of interrupts.
         self._come, self._coming, self._rest = come, None, None
 
     def _works(
         self, tensors: Sequence[torch.Tensor], groups: Sequence[GlooGroup | None]
     ) -> list[dist.Work]:
-        """Begin to send or receive tensors, those that hold something, each over its group if this rank is in it."""
+        """Begin to send or receive the non-empty tensors, each over its group if this rank is in it."""
         return [
             self._broadcast(tensor, group)
             for tensor, group in zip(tensors, groups, strict=True)
@@ -177,8 +179,8 @@ class _Line:
         return group.broadcast(tensor, 0)
 
     def _scatter(self, own: torch.Tensor, parts: Sequence[torch.Tensor]) -> dist.Work:
-        """Send each rank its own of ``parts``, or receive what is this rank's into ``own``."""
-        # No sends from one rank to another: a wait for one that is given up closes the connection.
+        """Send each rank its own of ``parts``, or receive this rank's own into ``own``."""
+        # Not sent from rank to rank, because giving up the wait for such a send closes the connection.
         return self._group.scatter(own, list(parts), 0)
 
     def _is_taken(self) -> bool:
@@ -192,7 +194,7 @@ class _Line:
                 work.wait(timedelta(seconds=max(timeout_s, _LEAST_S)))
         except RuntimeError as error:
             if any(word in str(error) for word in _LOST):
-                # At once, whatever the limit was: a rank that failed is seen here before anything else tells of it.
+                # Raised immediately, whatever the limit: this is the first sign that a rank has failed.
                 raise UnavailableError(
                     f"a connection was lost before {what} {self.first}: a process has ended, and its own output says "
                     f"why ({str(error).splitlines()[0]})"
@@ -204,7 +206,7 @@ class _Line:
 
 
 def _of_one_length(parts: Sequence[NDArray[np.uint8]]) -> list[torch.Tensor]:
-    """Return what each rank has alone in one length, each behind its own."""
+    """Return each rank's own part, preceded by its length and padded to one common length."""
     longest = _SIZE_BYTES + max(map(len, parts), default=0)
     padded = []
     for part in parts:
@@ -221,7 +223,7 @@ def _unpadded(own: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 class TorchPeers(Peers):
-    """Ranks that one of them serves, for the loader of one opening."""
+    """The ranks that one rank serves, for the loader of one opening."""
 
     def __init__(self, line: _Line, name: str, timeout_s: float) -> None:
         self.fetching_rank = line.first
@@ -247,13 +249,13 @@ def peers_of(lines: Sequence[Sequence[int]], rank: int, name: str, timeout_s: fl
     """Return the ranks that train on the same rows as ``rank``, which meets the others here.
 
     Args:
-        lines: Ranks that take each line of a batch, the one that sends first; all of them on the first line.
-        rank: Number of this one.
-        name: Of the opening, the same at each of them.
+        lines: Ranks that take each line of a batch, the sending rank first; the first line has all of them.
+        rank: Number of this rank.
+        name: Name of the opening, the same on each of them.
         timeout_s: Longest wait for another of them.
 
     Raises:
-        ConfigError: There is no process group, so no mesh is of this job.
+        ConfigError: There is no process group, so no mesh belongs to this job.
         UnavailableError: A peer does not come.
     """
     ranks = lines[0]
@@ -262,23 +264,23 @@ def peers_of(lines: Sequence[Sequence[int]], rank: int, name: str, timeout_s: fl
             f"rank {rank} has peers {list(ranks)} along tp, pp or ep, and no process group; call "
             "init_process_group (init_device_mesh does) before omniload.open"
         )
-    # All ranks have the lines in one order, so that no two wait for each other at different ones.
+    # All ranks have the lines in one order, so that no two ranks wait for each other at different lines.
     groups = [met_group(line, rank, name, timeout_s) if rank in line else None for line in lines]
     assert groups[0] is not None, "a rank is among its peers"
     return TorchPeers(_Line(groups[0], ranks, groups), name, timeout_s)
 
 
 _DEALT: dict[dist.ProcessGroup, _Line] = {}
-"""The way from rank 0 to all ranks, by the process group that they make: one is opened for each evaluation, and a group
-that ends while a rank reads would end that rank's read."""
+"""Connection from rank 0 to all ranks, by the process group that they make. It is kept, because each evaluation opens
+one, and a group that ends while a rank reads would end that rank's read."""
 
 
 def all_peers(rank: int, name: str, timeout_s: float) -> TorchPeers:
-    """Return all ranks of the process group, of which rank 0 sends each its own; all of them ask for it here.
+    """Return all ranks of the process group, to which rank 0 sends each its own part; all of them must call this.
 
     Args:
-        rank: Number of this one.
-        name: Of the opening, the same at each of them.
+        rank: Number of this rank.
+        name: Name of the opening, the same on each of them.
         timeout_s: Longest wait for another of them.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The keywords that a loader takes beside torch's: who makes the batches, and what becomes of a worker that hangs."""
+"""The keywords of a loader beyond torch's: who makes the batches, and what happens to a worker that hangs."""
 
 import logging
 import os
@@ -33,25 +33,25 @@ __all__ = ["Replacing", "Ways"]
 
 _log = logging.getLogger(__name__)
 _TIMES = 3
-"""How often one batch may stop a worker: what always stops is no accident."""
+"""How often one batch may stop a worker; a batch that always stops it is no accident."""
 _LOOK_S = 1.0
 _END_S = 5.0
 
 
 class Replacing(ManyProcesses):
-    """torch's workers; one that gives nothing within ``timeout=``, or has died, is replaced.
+    """torch's workers; a worker that gives nothing within ``timeout=``, or has died, is replaced.
 
-    The batches are those that there would have been, but for numbers that the dataset draws from
-    its worker's generators: the new worker starts with the seed of the old one, and with the state that the
-    dataset had, where it has one.
+    The batches are the same as without the replacement, except for numbers that the dataset draws from its worker's
+    generators. The new worker starts with the seed of the old one, and with the last state of the dataset, if it has
+    one.
     """
 
     def __init__(self, loader: Any) -> None:
-        """Start the workers, and begin or go on as ``OneProcess`` does."""
+        """Start the workers, and begin or continue as ``OneProcess`` does."""
         self._stops: Counter[int] = Counter()
         self._earlier: list[Any] = []
         super().__init__(loader)
-        # torch raises for a dead worker wherever the trainer stands at that moment.
+        # torch raises an error for a dead worker wherever the trainer is at that moment.
         signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
         self._worker_pids_set = False
 
@@ -61,18 +61,18 @@ class Replacing(ManyProcesses):
         while True:
             left_s = until_s - time.monotonic()
             try:
-                # Woken each second, so that a dead worker is seen long before ``timeout=`` is over.
+                # Woken each second, so that a dead worker is noticed long before ``timeout=`` is over.
                 data = self._data_queue.get(timeout=min(_LOOK_S, max(left_s, 0.001)))
             except queue.Empty:
                 if self._replaced_any(late=left_s <= 0):
-                    # The new worker has all of the limit for the batch.
+                    # The new worker has the whole limit for the batch.
                     until_s = time.monotonic() + self._timeout
                 continue
             if self._is_owed(data[0]):
                 return data
 
     def _is_owed(self, task: Any) -> bool:
-        """Whether a message is of a batch that has not come: one may come of the old worker and the new."""
+        """Whether a message is for a batch that has not arrived; both the old worker and the new may send it."""
         return isinstance(task, _ResumeIteration) or len(self._task_info.get(task, ())) == 1
 
     def _replaced_any(self, *, late: bool) -> bool:
@@ -98,7 +98,7 @@ class Replacing(ManyProcesses):
             if info[0] == worker and len(info) == 1
         ]
         if owed:
-            # The first that it owes is the one that it stopped at: a worker makes its batches in this order.
+            # The first batch it owes is the one that it stopped at, because a worker makes its batches in this order.
             self._stops[owed[0]] += 1
             if self._stops[owed[0]] >= _TIMES:
                 index = self._progress.order.epoch.index_of(owed[0])
@@ -111,7 +111,7 @@ class Replacing(ManyProcesses):
         old.kill()
         old.join(_END_S)
         self._refuse_half_a_message(worker)
-        # What the old worker has not read stays in its pipe; this process must not wait for that at its end.
+        # Unread requests of the old worker stay in its pipe, and this process must not wait for them at its end.
         self._index_queues[worker].cancel_join_thread()
         self._index_queues[worker].close()
         self._start(worker)
@@ -130,7 +130,7 @@ class Replacing(ManyProcesses):
         lock.release()
 
     def _state_ahead(self, worker: int) -> bytes | None:
-        """Return the dataset's state after the last batch that has come of a worker and is not handed out yet."""
+        """Return the dataset's state after the last batch that a worker has sent and that is not handed out yet."""
         come = [
             (task, info[1])
             for task, info in self._task_info.items()
@@ -140,9 +140,9 @@ class Replacing(ManyProcesses):
         return data.state if isinstance(data, Carried) else None
 
     def _start(self, worker: int) -> None:
-        """Start a worker as torch has started the first one, with memory of its own."""
+        """Start a worker as torch started the first one, with memory of its own."""
         context, pipes = self._context, StackPipes(self._context, self._num_workers)
-        # Batches that came of the old worker lie in the memory that this holds.
+        # Keeps the memory in which batches of the old worker lie.
         self._earlier.append(self._collate_fn)
         collate = self._carrying(sealing(self._dataset, self._user_collate, self._num_workers))
         self._progress.replaces(worker, self._state_ahead(worker))
@@ -180,7 +180,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "on_hang": ("raise", "replace"),
 }
 _MOST_RANKS = 64
-"""Of one machine that bring workers to a group."""
+"""Ranks of one machine that bring workers to a group, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,10 +193,10 @@ class Ways:
 
     @classmethod
     def taken_from(cls, keywords: dict[str, Any]) -> Self:
-        """Take out of ``keywords`` what torch does not know.
+        """Take the keywords out of ``keywords`` that torch does not know.
 
         Raises:
-            ConfigError: A value is none of those there are, or a keyword is torchdata's.
+            ConfigError: A value is unknown, or a keyword is torchdata's.
         """
         if "snapshot_every_n_steps" in keywords:
             raise ConfigError(
@@ -217,10 +217,10 @@ class Ways:
         return cls(**taken, share=share)
 
     def check(self, loader: Any) -> None:
-        """Refuse what does not go together.
+        """Refuse combinations that do not work together.
 
         Raises:
-            ConfigError: Threads or replacing are asked of a dataset or of settings that they are not for.
+            ConfigError: Threads or replacement are asked for with a dataset or settings that do not support them.
         """
         if self == Ways():
             return
@@ -249,7 +249,7 @@ class Ways:
             )
 
     def joining(self, environment: Mapping[str, str] = os.environ) -> Share | None:
-        """Return the loader's part in the group of its machine, where it shares."""
+        """Return the loader's part in the group of its machine, if it shares workers."""
         if not self.share:
             return None
         found = (
@@ -271,12 +271,12 @@ class Ways:
 
     @property
     def read_ahead(self) -> bool:
-        """Whether several read ahead in one copy of the dataset, so that its state is of no batch."""
+        """Whether several threads read ahead in one copy of the dataset, so that its state belongs to no batch."""
         return bool(self.share) or self.workers == "thread"
 
     @property
     def kind(self) -> Callable[[Any], Noting]:
-        """The iterator of such a loader, where there are workers."""
+        """The class of iterator for such a loader, if there are workers."""
         if self.share:
             return Shared
         if self.workers == "thread":

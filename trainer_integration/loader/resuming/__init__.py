@@ -1,1 +1,1 @@
-"""How a loader goes on where it stopped: its progress, the order of an epoch, random states, the state of all."""
+"""How a loader continues where it stopped: its progress, the order of an epoch, random states, and the whole state."""

@@ -1,7 +1,7 @@
 """The state of a loader as plain JSON: versioned, with digests of its parts, and ranges that are checked.
 
-The order of an epoch is large and stays the same, so it has a digest of its own, made once. The rest has one under
-``blake2b``. What a dataset or a sampler gave for its own state need not be JSON; where it is, it has one too.
+The order of an epoch is large and does not change, so it has a digest of its own, made once. The rest has a digest
+under ``blake2b``. The states that datasets and samplers return need not be JSON; if they are, they have a digest too.
 """
 
 import hashlib
@@ -31,15 +31,15 @@ Stage = Literal["fresh", "running", "finished"]
 _SHOWN_KEYS = 8
 _VERSION = 2
 _UNSEALED_VERSION = 1
-"""Had a digest of the order alone."""
+"""Version with a digest of the order only."""
 _SEAL = "blake2b"
-# What frameworks add to a state, such as a count of epochs, is theirs, and under no digest.
+# Keys that frameworks add to a state, such as a count of epochs, are theirs, and no digest covers them.
 _OURS = (
     *("version", "kind", "stage", "seed", "shape", "generators", "batches", "late", "digest"),
     *("workers", "next_worker", "given"),
 )
 _AS_JSON = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-# What JSON would bring back as another type has no digest: it is compared by nobody, and kept as it is.
+# Values that JSON would return as another type have no digest: they are kept as they are and never compared.
 _AS_GIVEN = (
     orjson.OPT_SORT_KEYS
     | orjson.OPT_NON_STR_KEYS
@@ -52,26 +52,26 @@ _REMEDY = "resume from an earlier checkpoint"
 
 
 def sealed_order(place: Place) -> JsonObject:
-    """Return what stays the same through an epoch, with a digest of itself."""
+    """Return the part that stays the same through an epoch, with a digest of itself."""
     return sealed({"epochs": place.epochs, "begun": place.begun, "drawn": place.drawn})
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderState:
-    """What ``DataLoader.state_dict`` holds."""
+    """Content of ``DataLoader.state_dict``."""
 
     kind: Literal["map", "iterable"]
     stage: Stage
     shape: JsonObject
-    """What must be the same for the state to mean the same batches."""
+    """Values that must be the same for the state to mean the same batches."""
     seed: int | None = None
-    """Base seed of the epoch's workers; ``None`` for the next iterator to draw it."""
+    """Base seed of the epoch's workers; ``None`` lets the next iterator draw it."""
     place: Place = field(default_factory=Place)
     workers: int = 0
     """Worker processes; a dataset that has a state in each resumes with as many."""
     next_worker: int = 0
     starts: list[Start] = field(default_factory=list)
-    """Where each worker of a dataset goes on that is iterable or has a state."""
+    """Where each worker continues, if the dataset is iterable or has a state."""
 
     def as_dict(self, order: JsonObject) -> dict[str, Any]:
         """Return the state; ``order`` is ``sealed_order`` of its place."""
@@ -92,19 +92,19 @@ class LoaderState:
         if self.kind == "iterable" or self.starts:
             made["workers"], made["next_worker"] = self.workers, self.next_worker
             made["starts"] = [vars(start).copy() for start in self.starts]
-        # Apart from the digest of ours: a dataset's own state need not be JSON, and then has none.
+        # Separate from our own digest, because a dataset's own state need not be JSON, and then has no digest.
         made["given"] = _given_digest(made)
         return made | {_SEAL: _digest(made)}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> "LoaderState":
-        """Return the state that ``as_dict`` wrote; keys that are not ours are left alone.
+        """Return the state that ``as_dict`` wrote; keys of other origin are ignored.
 
         Raises:
-            StateError: It is none, of another version, damaged, or out of range.
+            StateError: It is no state, of another version, damaged, or out of range.
         """
         other = writer_of(state, own=OF_DATASET)
-        if other is not None and not other.startswith("torchdata"):  # of which most are read
+        if other is not None and not other.startswith("torchdata"):  # most of them can be read
             raise StateError(
                 f"this is a state of {other}, whose places are not those of a dataset of torch's; resume with that "
                 "loader, or begin a new epoch with the saved model"
@@ -114,7 +114,7 @@ class LoaderState:
             raise StateError(
                 f"this is no state of a loader: it has no version, and holds {held}; pass the result of state_dict()"
             )
-        # One that has a digest is not of the version that had none, whatever it says.
+        # A state with a digest is not of the version that had none, whatever it says.
         if state["version"] != _UNSEALED_VERSION or _SEAL in state:
             require_version(state, _VERSION, of="loader")
         try:
@@ -158,25 +158,25 @@ class LoaderState:
         )
 
     def starts_of(self, lanes: int) -> list[Start]:
-        """Return where each of ``lanes`` workers goes on."""
+        """Return where each of ``lanes`` workers continues."""
         if len(self.starts) == lanes:
             return list(self.starts)
-        # Of a map dataset, whose copies ``check`` has found alike.
+        # For a map dataset, whose copies ``check`` has found alike.
         states = [start.state for start in self.starts[:1]] if self.kind == "map" else []
         return [Start(state=states[0] if states else None)] * lanes
 
     def check(self, kind: str, shape: JsonObject, workers: int, *, takes_state: bool) -> None:
-        """Refuse a loader whose batches are not those that the state is of.
+        """Refuse a loader whose batches are not those of the state.
 
         Args:
-            kind: Of the dataset.
-            shape: What ``shape_of`` gives for the loader.
+            kind: Kind of the dataset.
+            shape: Result of ``shape_of`` for the loader.
             workers: ``num_workers`` of the loader.
-            takes_state: Whether a state can be given to the loader's dataset.
+            takes_state: Whether the loader's dataset accepts a state.
 
         Raises:
-            StateError: The dataset's kind or length, the batch size, the samplers or the number of
-                ranks differ; or the workers of a dataset with a place or a state in each.
+            StateError: The dataset's kind or length, the batch size, the samplers or the number of ranks differ; or the
+                number of workers differs, although each has a place or a state of the dataset.
         """
         if self.kind != kind:
             raise StateError(
@@ -193,7 +193,7 @@ class LoaderState:
             self._check_copies(workers, takes_state)
         if self.stage != "running":
             return
-        # What the state does not name is of a later release, and compared with nothing.
+        # A value that the state does not name comes from a later release, and is not compared.
         for name, saved in self.shape.items():
             if name in shape and shape[name] != saved:
                 raise StateError(
@@ -207,7 +207,7 @@ class LoaderState:
             )
 
     def _check_copies(self, workers: int, takes_state: bool) -> None:
-        """Refuse a loader that cannot give the state of each worker's map dataset to a worker."""
+        """Refuse a loader that cannot restore the state of each worker's map dataset."""
         if not takes_state:
             raise StateError(
                 "the state holds one of the map dataset's own, which this loader cannot give back: its dataset has no "
@@ -223,19 +223,19 @@ class LoaderState:
 
 
 def _digest(state: Mapping[str, Any]) -> str:
-    """Return a digest of what is ours in a state; of the order, of the digest that it carries."""
+    """Return a digest of our part of a state; of the order, only its own digest is included."""
     starts = [
         {key: value for key, value in start.items() if key != "state"}
         for start in state.get("starts", ())
     ]
     ours = {key: state[key] for key in _OURS if key in state}
     ours |= {"order": state["order"][_SEAL], "starts": starts}
-    # Sorted keys: JSON that was saved and read may bring them in another order.
+    # Keys are sorted, because JSON that was saved and read may return them in another order.
     return hashlib.blake2b(orjson.dumps(ours, option=_AS_JSON), digest_size=16).hexdigest()
 
 
 def _given_digest(state: Mapping[str, Any]) -> str | None:
-    """Return a digest of what datasets and samplers gave for their states; ``None`` where that is no plain JSON."""
+    """Return a digest of the states of datasets and samplers; ``None`` if they are no plain JSON."""
     given = [state.get("sampler"), [start["state"] for start in state.get("starts", ())]]
     try:
         data = orjson.dumps(given, option=_AS_GIVEN)
@@ -245,10 +245,10 @@ def _given_digest(state: Mapping[str, Any]) -> str | None:
 
 
 def _require_whole(state: Mapping[str, Any]) -> None:
-    """Refuse a state whose digests do not fit; KeyError, TypeError and the like say what is missing or no JSON.
+    """Refuse a state whose digests do not match; KeyError, TypeError and the like say what is missing or no JSON.
 
     Raises:
-        StateError: With which part it is.
+        StateError: The message names the part.
     """
     if state[_SEAL] != _digest(state):
         part = "it"
@@ -281,7 +281,7 @@ def _generators(taken: Any) -> JsonObject | None:
 
 
 _PARTS = {"map": {"dataset"}, "iterable": {"dataset", "iterator"}}
-"""What a worker has a state of, by the kind of its dataset."""
+"""Parts of a worker that have a state, by the kind of its dataset."""
 
 
 def _start(fields: Mapping[str, Any], kind: str) -> Start:
@@ -300,7 +300,7 @@ def _start(fields: Mapping[str, Any], kind: str) -> Start:
 
 
 def without_marks(state: Any) -> Any:
-    """Return a mix's state without the keys that frameworks add, such as ``_iterator_finished``: it is sealed."""
+    """Return a mix's state, which is sealed, without frameworks' keys such as ``_iterator_finished``."""
     if not isinstance(state, Mapping):
         return state
     return {key: value for key, value in state.items() if not str(key).startswith("_")}

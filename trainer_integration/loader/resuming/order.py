@@ -29,63 +29,64 @@ __all__ = ["Drawn", "Epoch", "Order", "Place"]
 
 
 class Drawn(NamedTuple):
-    """A batch's index as the sampler gave it, and what stands after it."""
+    """A batch's index from the sampler, and the state after it."""
 
     index: Any
     digest: int
-    """CRC-32 of the epoch's indices up to here; 0 where the order is known without."""
+    """CRC-32 of the epoch's indices up to here; 0 if the order is known without it."""
     kept: Any
-    """State of a sampler that has one."""
+    """State of the sampler, if it has one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where an epoch's order stands, and where its beginning can be found again."""
+    """Position in an epoch's order, and how to find the order's beginning again."""
 
     batches: int = 0
-    """The ordinal after the last that was handed out, or is late."""
+    """The ordinal after the last batch that was handed out or is late."""
     late: tuple[int, ...] = ()
     digest: int = 0
     kept: Any = None
     epochs: list[Json] = field(default_factory=list)
     begun: JsonObject | None = None
-    """Generators before ``iter`` of a sampler that may draw there."""
+    """States of generators before ``iter``, for a sampler that may draw there."""
     drawn: JsonObject | None = None
-    """Generators before the first index; ``None`` when none was drawn."""
+    """States of generators before the first index; ``None`` if none was drawn."""
     now: JsonObject | None = None
-    """Generators of the loader and its samplers where nothing was drawn yet."""
+    """States of the generators of the loader and its samplers, if nothing was drawn yet."""
 
     def of_epoch(self, other: "Place") -> bool:
-        """Whether both places are of one epoch, drawn from the same beginning."""
+        """Whether both places belong to one epoch, drawn from the same beginning."""
         same = self.begun is other.begun and self.drawn is other.drawn
         return same and self.epochs == other.epochs
 
 
 class Epoch:
-    """What one epoch has drawn and handed out. It outlives its iterator, and holds no worker."""
+    """Indices that one epoch has drawn and batches it has handed out. It outlives its iterator and holds no worker."""
 
     def __init__(self, anatomy: Anatomy, start: Place) -> None:
         self._anatomy, self.start = anatomy, start
         self.begun, self.drawn = start.begun, start.drawn
         self.epochs = anatomy.epochs()
         self.tasks = 0
-        """Indices drawn."""
+        """Number of indices drawn."""
         self._held: dict[int, Drawn] = {}
-        self._digest = start.digest  # of all indices drawn
+        self._digest = start.digest  # of all drawn indices
         kept, keeper = start.kept, anatomy.keeper
         if kept is None and keeper is not None:
             kept = deepcopy(keeper.state_dict())
         self._last = Drawn(None, start.digest, kept)
         self._given = 0  # tasks before this one are handed out
-        self._open: tuple[int, ...] | None = None  # drawn and not handed out, where order is free
+        # Drawn but not handed out, if batches may overtake each other.
+        self._open: tuple[int, ...] | None = None
 
     def drew(self, index: Any) -> None:
         """Note the next task's index."""
         if self.tasks >= len(self.start.late) and not self._anatomy.known:
-            # A checksum and not the indices: a state of millions of them would be larger than a small model.
+            # A checksum and not the indices, because a state of millions of them would exceed a small model.
             self._digest = zlib.crc32(repr(index).encode(), self._digest)
         keeper = self._anatomy.keeper
-        # Now: by the time that this batch is handed out, the sampler has been drawn from for those behind it.
+        # Saved now: when this batch is handed out, later batches will have been drawn from the sampler.
         kept = None if keeper is None else deepcopy(keeper.state_dict())
         self._held[self.tasks] = Drawn(index, self._digest, kept)
         self.tasks += 1
@@ -101,13 +102,13 @@ class Epoch:
         self._given = tasks
 
     def gave_any(self, still_open: Iterable[int]) -> None:
-        """Note that of all tasks drawn only ``still_open`` are not handed out."""
+        """Note that all drawn tasks except ``still_open`` are handed out."""
         self._open = tuple(sorted(still_open))
         self._held = {task: self._held[task] for task in self._open}
         self._given = self.tasks
 
     def place(self) -> Place:
-        """Return where the order stands after what was handed out.
+        """Return the position in the order after the batches handed out.
 
         Raises:
             StateError: Batches overtook each other, and a sampler has a state of its own.
@@ -122,7 +123,7 @@ class Epoch:
         return Place(
             batches=self.start.batches + max(0, self._given - len(late)),
             late=tuple(self._ordinal(task) for task in self._open or ()) + late[self._given :],
-            # Where order is free, of all that was drawn: late batches are among them.
+            # If batches may overtake each other, the place is after all drawn batches, with the late ones listed.
             digest=self._digest if free else self._last.digest,
             kept=self._last.kept,
             epochs=self.epochs,
@@ -132,7 +133,7 @@ class Epoch:
         )
 
     def _generators_now(self) -> JsonObject:
-        # A resumed epoch sets its generators with its first index: until then the state's are its own.
+        # A resumed epoch sets its generators with its first index; until then, the resumed place's states count.
         if self.tasks == 0 and self.start.now is not None:
             return self.start.now
         return {"generators": generator_states(self._anatomy.generators)}
@@ -143,7 +144,7 @@ class Epoch:
 
 
 class Order:
-    """An index sampler as torch's iterators take it: every ``iter`` begins an epoch and notes it."""
+    """An index sampler for torch's iterators: every ``iter`` begins an epoch and notes it."""
 
     def __init__(self, anatomy: Anatomy, resume: Place | None = None) -> None:
         """Continue from ``resume`` in the first epoch whose indices are drawn."""
@@ -191,7 +192,7 @@ class _Fresh(_Indices):
         super().__init__(order, epoch)
         anatomy = order.anatomy
         if not anatomy.known:
-            # Of a sampler of the user's, which may shuffle in ``__iter__`` already.
+            # For a sampler of the user's, which may already shuffle in ``__iter__``.
             epoch.begun = capture(anatomy.generators, anatomy.ambient)
         self._asked = iter(anatomy.sampler)
 
@@ -203,21 +204,21 @@ class _Fresh(_Indices):
 
 
 class _Resumed(_Indices):
-    """An epoch from a place in it. No sample is loaded to get there."""
+    """An epoch from a place inside it. No sample is loaded to get there."""
 
     @override
     def _begin(self) -> Iterator[Any]:
         place, anatomy = self._epoch.start, self._order.anatomy
-        # The place is of this epoch alone.
+        # The place applies only to this epoch.
         self._order.resume = None
-        # Before ``iter``: a ``DistributedSampler`` shuffles by its epoch as it is asked for an iterator.
+        # Set before ``iter``, because a ``DistributedSampler`` shuffles by its epoch when it is asked for an iterator.
         anatomy.set_epochs(place.epochs)
         if anatomy.keeper is not None and place.kept is not None:
             restore(cast("JsonObject", place.now), anatomy.generators)
-            # A copy: a sampler may go on in what it is given, and the state may be loaded once more.
+            # A copy, because a sampler may change the state it is given, and the state may be loaded again.
             anatomy.keeper.load_state_dict(deepcopy(place.kept))
             return iter(anatomy.sampler)
-        # What is drawn on the way was drawn once already: the global generators stay untouched.
+        # Everything drawn on the way was drawn once already, so the global generators stay untouched.
         with ambient_kept():
             if place.begun is not None:
                 restore(place.begun, anatomy.generators)
@@ -231,12 +232,12 @@ class _Resumed(_Indices):
 
     def _seek(self, source: Iterator[Any], place: Place) -> Iterator[Any]:
         anatomy = self._order.anatomy
-        # Late batches lie before the place: their indices must be drawn once more.
+        # Late batches precede the place, so their indices must be drawn again.
         if not place.late and (rest := anatomy.after(place.batches)) is not None:
             return rest
         late, digest = [], 0
         for ordinal in range(place.batches):
-            # This object is no index, so it can say that there is none.
+            # This object is no index, so it can stand for the end.
             index = next(source, self)
             if index is self:
                 raise StateError(
@@ -256,5 +257,5 @@ class _Resumed(_Indices):
 
 
 def _primed(order: Iterator[Any]) -> Iterator[Any]:
-    """Return ``order`` with its first index drawn: most samplers draw their randomness with it."""
+    """Return ``order`` with its first index drawn, because most samplers draw their randomness with it."""
     return chain(list(islice(order, 1)), order)

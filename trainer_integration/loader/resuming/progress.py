@@ -1,4 +1,4 @@
-"""How far an iterator has come: what ``state_dict`` reads. It outlives the iterator, and holds no worker."""
+"""Progress of an iterator, which ``state_dict`` reads. It outlives the iterator, and holds no worker."""
 
 import pickle
 from collections.abc import Iterable
@@ -20,10 +20,10 @@ __all__ = ["Progress", "check"]
 
 
 def check(loader: Any, state: LoaderState, shape: JsonObject) -> None:
-    """Refuse a loader that cannot go on as ``state`` says; ``shape`` is ``shape_of`` it.
+    """Refuse a loader that cannot continue from ``state``; ``shape`` is ``shape_of`` the loader.
 
     Raises:
-        StateError: It says what differs.
+        StateError: The message says what differs.
     """
     iterable = loader._dataset_kind == _DatasetKind.Iterable
     state.check(
@@ -35,12 +35,12 @@ def check(loader: Any, state: LoaderState, shape: JsonObject) -> None:
 
 
 def _reads_ahead(loader: Any) -> bool:
-    """Return whether workers read ahead in one copy of the dataset, whose state is then of no batch."""
+    """Return whether workers read ahead in one copy of the dataset, whose state then belongs to no batch."""
     return bool(loader._ways.read_ahead) and loader.num_workers > 0
 
 
 class _Lanes:
-    """What each worker has given of its copy of the dataset, and the newest state that came of it."""
+    """Batches that each worker has given, and the newest state of its copy of the dataset."""
 
     def __init__(self, starts: list[Start]) -> None:
         """Begin where each worker begins."""
@@ -56,12 +56,12 @@ class _Lanes:
             self._pickled[worker] = state
 
     def newest(self, worker: int, ahead: bytes | None) -> Any:
-        """Return the newest state of a worker; ``ahead`` is one of batches that were not handed out."""
+        """Return the newest state of a worker; ``ahead`` is a state after batches that were not handed out."""
         pickled = self._pickled.get(worker) if ahead is None else ahead
         return self.starts[worker].state if pickled is None else _loaded(pickled)
 
     def kept(self, *, over: bool) -> list[Start]:
-        """Return where workers go on whose copies stay; ``over``: at the end of an epoch."""
+        """Return where persistent workers continue; ``over`` means at the end of an epoch."""
         states = {worker: _loaded(pickled) for worker, pickled in self._pickled.items()}
         return [
             Start(batches=s.batches, state=states.get(w, s.state), over=over or s.over)
@@ -70,17 +70,17 @@ class _Lanes:
 
 
 def _loaded(pickled: bytes) -> Any:
-    return pickle.loads(pickled)  # noqa: S301 -- our own worker's
+    return pickle.loads(pickled)  # noqa: S301 -- from our own worker
 
 
 class Progress:
-    """The progress of the last iterator of a loader."""
+    """Progress of the last iterator of a loader."""
 
     def __init__(self, loader: Any, state: LoaderState | None) -> None:
-        """Begin as ``state`` says.
+        """Begin at ``state``.
 
         Raises:
-            StateError: The loader's batches are not those that the state is of.
+            StateError: The loader's batches are not those of the state.
         """
         self._anatomy = Anatomy(loader._index_sampler, loader.generator)
         self._iterable = loader._dataset_kind == _DatasetKind.Iterable
@@ -90,21 +90,21 @@ class Progress:
         self._dataset_name = type(loader.dataset).__name__
         stateful = is_stateful(loader.dataset) and not (self._iterable or self._piped)
         self._hidden = stateful and _reads_ahead(loader)
-        """Whether a map dataset has a state that nobody can tell for what is handed out."""
+        """Whether the map dataset has a state that is unknown for the batches handed out."""
         self.stage: Stage = "fresh"
         self.seed = None if state is None else state.seed
-        """Base seed that the iterator takes in place of one it draws."""
+        """Base seed that the iterator takes instead of drawing one."""
         self._drawn_seed: int | None = None
         self._sealed: tuple[Place, JsonObject] | None = None
         if state is not None:
             check(loader, state, self._shape)
-        # Of the middle of an epoch; else the next one begins.
+        # In the middle of an epoch; otherwise the next epoch begins.
         within = state if state is not None and state.stage == "running" else None
         if state is not None and within is None:
             self._prepare(state)
         self.order = Order(self._anatomy, within.place if within and not self._iterable else None)
         self._first_worker = 0
-        # Among another number of workers the turn means nothing, and a map dataset needs none.
+        # With another number of workers the turn has no meaning, and a map dataset needs none.
         if within and within.workers == self._workers:
             self._first_worker = within.next_worker
         self._next_worker = self._first_worker
@@ -119,7 +119,7 @@ class Progress:
             self.samples = Samples(loader.dataset, list(starts), loader.batch_size or 1)
 
     def _prepare(self, state: LoaderState) -> None:
-        """Make the generators and samplers what they were between two epochs."""
+        """Restore the generators and samplers of a state between two epochs."""
         place = state.place
         if place.now is not None:
             restore(place.now, self._anatomy.generators)
@@ -147,7 +147,7 @@ class Progress:
     def next_epoch(self) -> None:
         """Begin another epoch with the same workers."""
         self.stage, self._next_worker = "running", 0
-        # Workers that are kept go on where their copies stand, at the end of the epoch before.
+        # Persistent workers continue from their copies, which are at the end of the previous epoch.
         self._lanes = _Lanes(self._lanes.kept(over=True))
 
     def gave(self, tasks: int) -> None:
@@ -160,7 +160,7 @@ class Progress:
             self._lanes.count(0)
 
     def gave_any(self, still_open: Iterable[int]) -> None:
-        """Note that all batches drawn but those of ``still_open`` are handed out."""
+        """Note that all drawn batches except ``still_open`` are handed out."""
         self.order.epoch.gave_any(() if self._iterable else still_open)
 
     def carried(self, worker: int, state: bytes | None) -> None:
@@ -170,7 +170,7 @@ class Progress:
             self._next_worker = (worker + 1) % self._workers
 
     def replaces(self, worker: int, ahead: bytes | None) -> None:
-        """Begin the process that takes a worker's place; ``ahead`` is the newest state that came of the old one."""
+        """Begin the process that replaces a worker; ``ahead`` is the newest state that came from the old one."""
         if self.own is not None:
             self.own.go_on(worker, self._lanes.newest(worker, ahead))
 
@@ -182,11 +182,11 @@ class Progress:
         """Return the state after the batches handed out so far.
 
         Raises:
-            StateError: This loader's place cannot be given exactly.
+            StateError: This loader's position cannot be given exactly.
         """
         self._refuse_what_has_no_place()
         place = self._place()
-        # The order is the large part of a state, and the same through an epoch.
+        # The order is the large part of a state, and stays the same through an epoch.
         if self._sealed is None or not place.of_epoch(self._sealed[0]):
             self._sealed = (place, sealed_order(place))
         seed = self._drawn_seed if self.stage == "running" or self._persistent else None
@@ -212,10 +212,11 @@ class Progress:
         )
 
     def _starts(self) -> list[Start]:
-        """Return where each worker begins that goes on from here."""
+        """Return where each worker begins when it continues from here."""
         over = self.stage == "finished"
         if over and self._workers and not self._persistent:
-            return [Start()] * self._workers  # the next epoch's workers get the dataset anew
+            # Workers of the next epoch get a new copy of the dataset.
+            return [Start()] * self._workers
         if not self._workers:
             return [self._start_here(over)]
         return self._lanes.kept(over=over)
@@ -226,8 +227,8 @@ class Progress:
             return Start(batches=start.batches, state=deepcopy(self.own.state()), over=over)
         if samples is None or self.stage == "fresh":
             return start
-        state = deepcopy(samples.state())  # the dataset may go on in what it gave
-        # Before its first batch a dataset stands where the epoch before has left it, unless its iterator says more.
+        state = deepcopy(samples.state())  # the dataset may change the state it gave
+        # Before its first batch, a dataset is where the previous epoch left it, unless its iterator has a state too.
         over = over or (state is not None and "iterator" not in state and not start.batches)
         if over and state is not None:
             state.pop("iterator", None)

@@ -1,4 +1,4 @@
-"""States of random generators as plain JSON: what an order of samples was drawn from."""
+"""States of random generators as plain JSON, from which an order of samples was drawn."""
 
 import base64
 import random
@@ -15,7 +15,7 @@ from omniload.base.state import Json, JsonObject
 __all__ = ["Ambient", "ambient_kept", "capture", "generator_states", "restore"]
 
 Ambient = Literal["none", "torch", "all"]
-"""Which global generators an order may draw from: none, torch's, or also Python's and numpy's."""
+"""Global generators that an order may draw from: none, torch's, or also Python's and numpy's."""
 
 
 def generator_states(generators: Sequence[torch.Generator]) -> list[Json]:
@@ -24,13 +24,13 @@ def generator_states(generators: Sequence[torch.Generator]) -> list[Json]:
 
 
 def capture(generators: Sequence[torch.Generator], ambient: Ambient) -> JsonObject:
-    """Return the states of ``generators`` and of the global ones as they are now."""
+    """Return the present states of ``generators`` and of the global generators."""
     taken: JsonObject = {"generators": generator_states(generators)}
     if ambient != "none":
-        # Of the processor's alone: no sampler of torch's draws on a GPU.
+        # Only the CPU's generator, because no sampler of torch draws on a GPU.
         taken["torch"] = _text(torch.get_rng_state())
     if ambient == "all":
-        # Over 600 numbers each: kept of orders alone that may draw from them.
+        # Over 600 numbers each, so they are kept only for orders that may draw from them.
         version, words, gauss = random.getstate()
         taken["python"] = [version, list(words), gauss]
         kind, keys, *rest = cast("tuple[Any, ...]", np.random.get_state())
@@ -39,10 +39,10 @@ def capture(generators: Sequence[torch.Generator], ambient: Ambient) -> JsonObje
 
 
 def restore(taken: JsonObject, generators: Sequence[torch.Generator]) -> None:
-    """Set generators to what ``capture`` returned; the global ones only where it holds them.
+    """Set generators to the result of ``capture``; global generators only if it contains them.
 
     Raises:
-        StateError: It holds another number of generators, or a state that a generator refuses.
+        StateError: It contains another number of generators, or a state that a generator refuses.
     """
     states = cast("list[str]", taken.get("generators"))
     if not isinstance(states, list) or len(states) != len(generators):
@@ -70,7 +70,7 @@ def restore(taken: JsonObject, generators: Sequence[torch.Generator]) -> None:
 
 @contextmanager
 def ambient_kept() -> Iterator[None]:
-    """Leave torch's, Python's and numpy's global generators as they were found."""
+    """Leave torch's, Python's and numpy's global generators as they were."""
     ours, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
         yield
@@ -87,5 +87,5 @@ def _text(state: torch.Tensor) -> str:
 def _tensor(text: Json) -> torch.Tensor:
     if not isinstance(text, str):
         raise TypeError(f"{text!r:.40} is no text")
-    # A copy, which can be written: torch warns of a tensor over bytes.
+    # A writable copy, because torch warns of a tensor over bytes.
     return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)

@@ -1,7 +1,7 @@
-"""States that torchdata's ``StatefulDataLoader`` wrote, as states of ours: a place in an epoch of a map dataset.
+"""Converts states of torchdata's ``StatefulDataLoader`` to states of ours: a place in an epoch of a map dataset.
 
-The batches that are left of the epoch are those that torchdata would hand out, at any number of workers. What its state
-does not hold exactly for us is refused with the reason.
+The remaining batches of the epoch are those that torchdata would hand out, with any number of workers. If a state does
+not determine these exactly, it is refused with the reason.
 """
 
 from collections.abc import Mapping
@@ -28,17 +28,17 @@ _INSTEAD = "begin a new epoch with the saved model"
 def from_torchdata(
     state: Mapping[str, Any], anatomy: Anatomy, shape: JsonObject, *, iterable: bool
 ) -> dict[str, Any]:
-    """Return the state of ours before the same batch.
+    """Return our state before the same batch.
 
     Args:
-        state: What torchdata's ``state_dict`` gave.
-        anatomy: Of the index sampler of the loader that is to go on.
+        state: State from torchdata's ``state_dict``.
+        anatomy: Parts of the index sampler of the loader that is to continue.
         shape: ``shape_of`` that loader.
         iterable: Whether its dataset is iterable.
 
     Raises:
-        StateError: The place is of an iterable dataset or of a sampler whose order the state does not say, the
-            dataset has a state of its own, or the state is damaged.
+        StateError: The place is of an iterable dataset or of a sampler whose order the state does not tell, the dataset
+            has a state of its own, or the state is damaged.
     """
     if iterable:
         raise StateError(
@@ -66,10 +66,10 @@ def from_torchdata(
 
 
 def _drawn_in(main: Mapping[str, Any], anatomy: Anatomy, shape: JsonObject) -> JsonObject:
-    """Return the generators before the epoch's first index.
+    """Return the states of generators before the epoch's first index.
 
     Raises:
-        StateError: The order is not known from the state, or is of another batch size.
+        StateError: The order cannot be derived from the state, or is of another batch size.
     """
     kept = main["_sampler_iter_state"] or {}
     if main["_index_sampler_state"] is not None or "sampler_state" in kept or anatomy.keeper:
@@ -81,11 +81,11 @@ def _drawn_in(main: Mapping[str, Any], anatomy: Anatomy, shape: JsonObject) -> J
             f"the state is torchdata's, which does not say the order of the sampler {anatomy.names[-1]}; {_INSTEAD}"
         )
     _require_batch_size(main, kept, anatomy, shape)
-    # A sequential order draws from nothing.
+    # A sequential order draws nothing.
     if not (anatomy.generators or anatomy.ambient == "torch"):
         return {"generators": []}
     inner = anatomy.parts[-1]
-    # In the place of this one alone torchdata puts a sampler of its own, which keeps the generator.
+    # torchdata replaces only this sampler by its own, which keeps the generator.
     if type(inner) is not RandomSampler:
         if anatomy.ambient == "none" and "sampler_iter_state" not in kept:
             return {"generators": generator_states(anatomy.generators)}
@@ -114,7 +114,7 @@ def _require_batch_size(
     if "samples_yielded" not in kept or not isinstance(size, int):
         return
     seen = whole_number(kept["samples_yielded"], below=_MOST)
-    # The last batch of an epoch may be short, and no other: one that is, is a whole one of another size.
+    # Only the last batch of an epoch may be short; any other short batch is a full one of another size.
     if seen != min(drawn * size, len(anatomy.parts[-1])) and seen:
         raise StateError(
             f"the state is torchdata's, after {counted(seen, 'sample')} in {counted(drawn, 'batch', 'batches')}, and "

@@ -1,7 +1,7 @@
-"""What the processes of a machine share of a dataset: one that is made where it is read first, and packed lists.
+"""Parts of a dataset that a machine's processes share: a dataset made at the first read, and packed lists.
 
-A forked worker that reads an object counts references in it, and so copies its page: in time each
-worker holds a long list of small objects a second time. As two arrays of bytes it has no counts.
+A forked worker that reads an object counts references in it, and so copies the object's page. In time, each worker
+holds a second copy of a long list of small objects. A list stored as two arrays of bytes has no reference counts.
 """
 
 import mmap
@@ -21,7 +21,7 @@ from omniload.base.errors import ConfigError
 __all__ = ["PackedList", "SharedDataset", "pack_lists"]
 
 _LONG = 10_000
-"""Items; shorter lists stay as they are."""
+"""Least number of items; shorter lists stay as they are."""
 _DEPTH = 4
 _PIECE_BYTES = 1 << 24
 
@@ -64,18 +64,18 @@ class SharedDataset(Dataset[Any]):
         return self.made[index]
 
     def __getitems__(self, indices: list[Any]) -> list[Any]:
-        """Return samples, all at once where the dataset can."""
+        """Return samples, all at once if the dataset supports that."""
         bulk = getattr(self.made, "__getitems__", None)
         return bulk(indices) if callable(bulk) else [self.made[index] for index in indices]
 
     @override
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the dataset where it is: another process makes its own."""
+        """Leave the dataset behind, because another process makes its own."""
         return {**vars(self), "_made": None}
 
 
 class PackedList(Sequence[Any]):
-    """A list that cannot be changed; each access returns a copy of the item."""
+    """An immutable list; each access returns a copy of the item."""
 
     def __init__(self, items: Sequence[Any]) -> None:
         """Pickle ``items`` into memory without a name."""
@@ -117,7 +117,7 @@ class PackedList(Sequence[Any]):
 
     @override
     def __reduce__(self) -> Any:
-        """Go to a process that is being started: the memory goes along, not a copy."""
+        """Pickle for a process that is being started: the memory is shared, not copied."""
         return _mapped, (DupFd(self._handle), len(self), len(self._bytes))
 
 
@@ -128,10 +128,10 @@ def _mapped(handle: Any, items: int, size_bytes: int) -> PackedList:
 
 
 def _written(handle: int, items: Sequence[Any]) -> Any:
-    """Write pickled items behind room for their ends, in pieces; return the ends, ``[N + 1]``."""
+    """Write pickled items after space for their ends, in pieces; return the ends, ``[N + 1]``."""
     ends_N = np.empty(len(items) + 1, np.int64)
     at = ends_N[0] = ends_N.nbytes
-    # A duplicate: the file closes what it was given, and the memory is mapped from the handle later.
+    # A duplicate, because the file closes its descriptor, and the memory is mapped from the original later.
     with os.fdopen(os.dup(handle), "wb", _PIECE_BYTES) as file:
         file.seek(int(at))
         for number, item in enumerate(items, 1):
@@ -141,12 +141,12 @@ def _written(handle: int, items: Sequence[Any]) -> Any:
 
 
 def pack_lists(dataset: Any, depth: int = _DEPTH) -> int:
-    """Replace long lists among the attributes of a dataset, and of those inside it.
+    """Replace long lists among the attributes of a dataset, and of datasets inside it.
 
     A list whose items cannot be pickled, or whose attribute cannot be set, stays as it is.
 
     Returns:
-        Lists that were replaced.
+        Number of lists that were replaced.
     """
     if depth == 0 or not hasattr(dataset, "__dict__"):
         return 0
@@ -155,9 +155,9 @@ def pack_lists(dataset: Any, depth: int = _DEPTH) -> int:
         if type(value) is list and len(value) >= _LONG:
             count += _pack(dataset, name, value)
         elif isinstance(value, list | tuple):
-            # A short list may hold datasets, as a ``ConcatDataset`` does.
+            # A short list may contain datasets, as in a ``ConcatDataset``.
             count += sum(pack_lists(each, depth - 1) for each in value[:_LONG])
-        # Datasets within this one, as a ``Subset`` has them.
+        # Datasets within this one, as in a ``Subset``.
         elif hasattr(type(value), "__getitem__") and not isinstance(value, dict | str | bytes):
             count += pack_lists(value, depth - 1)
     return count
@@ -166,7 +166,7 @@ def pack_lists(dataset: Any, depth: int = _DEPTH) -> int:
 def _pack(dataset: Any, name: str, value: list[Any]) -> bool:
     try:
         setattr(dataset, name, PackedList(value))
-    # Such a list stays as it is, and its pages are copied as they would be without us: slower, and right.
+    # Such a list stays as it is, and its pages are copied as without this function: slower, but correct.
     except (pickle.PicklingError, TypeError, AttributeError):
         return False
     return True

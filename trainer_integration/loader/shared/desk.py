@@ -1,8 +1,8 @@
-"""Who makes which batch, and who gets it: what the server of a group decides. No I/O.
+"""Decides which worker makes which batch, and which ranks get it: the logic of a group's server. No I/O.
 
-A batch is known by its *key*: the number of the epoch in its loader, and the indices. Each rank
-gets what it asks for. Ranks that ask for the same key get one batch, made once, as long as they
-ask within a few batches of each other; a rank that comes later has it made again.
+A batch is identified by its *key*: the number of the epoch in its loader, and the indices. Each rank gets the batches
+that it asks for. Ranks that ask for the same key within a few batches of each other get one batch, made once; for a
+rank that comes later, the batch is made again.
 """
 
 from collections import OrderedDict, deque
@@ -29,21 +29,21 @@ __all__ = [
 ]
 
 _ORDERS = 2
-"""Batches that a worker has at once: the one that it makes, and the next."""
+"""Orders that a worker has at once: the batch that it makes, and the next."""
 _LEARNT = 64
-"""Batches after which ranks that never asked for the same are taken to take different ones."""
+"""Batches after which ranks that never asked for the same batch count as taking different ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A rank is in."""
+    """A rank has joined."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A rank has gone, with whatever it asked for."""
+    """A rank has left, with all its requests."""
 
     rank: int
 
@@ -67,7 +67,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A worker has made a batch, or failed at it."""
+    """A worker has made a batch, or failed."""
 
     worker: int
     frame: Frame
@@ -102,14 +102,14 @@ class Give:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Blocks are free once no rank holds them."""
+    """Free these blocks once no rank holds them."""
 
     slots: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Start another worker in the place of one that has ended."""
+    """Start another worker in place of one that has ended."""
 
     worker: int
 
@@ -121,42 +121,42 @@ Command = Order | Give | Release | Replace
 class _Job:
     key: bytes
     waiting: list[tuple[int, int]]
-    """Rank and task of those that wait for it."""
+    """Rank and task of each request that waits for the batch."""
     takers: set[int]
-    """Ranks that have asked for it."""
+    """Ranks that have asked for the batch."""
     worker: int | None = None
     made: Frame | None = None
 
 
 @dataclass(slots=True)
 class Desk:
-    """Orders batches of workers, in turn for every rank, and hands them out."""
+    """Orders batches from workers, for each rank in turn, and hands them out."""
 
     workers: int
     ahead: int
     """Batches that a rank asks for ahead of the one that it takes."""
     ranks: int
-    """Ranks that are expected: the first keeps for the others what it is given."""
+    """Expected ranks; batches of the first rank are kept for the others."""
     _jobs: OrderedDict[int, _Job] = field(default_factory=OrderedDict)
     _of_key: dict[bytes, list[int]] = field(default_factory=dict)
     _queues: OrderedDict[int, deque[int]] = field(default_factory=OrderedDict)
     """Jobs that no worker has, by the rank that asked first."""
     _orders: list[list[int]] = field(default_factory=list)
     _kept: OrderedDict[int, None] = field(default_factory=OrderedDict)
-    """Jobs that are made, and kept for ranks that may ask yet."""
+    """Finished jobs that are kept for ranks that may still ask."""
     _next: int = 0
     _joined: int = 0
     _alone: int = 0
     _most_takers: int = 1
     made: int = 0
-    """Batches that workers have made: what a test counts."""
+    """Number of batches that workers have made, for tests."""
 
     def __post_init__(self) -> None:
         """Begin with idle workers."""
         self._orders = [[] for _ in range(self.workers)]
 
     def handle(self, event: Event) -> list[Command]:
-        """Apply an event and return what must be done, in order."""
+        """Handle an event and return the commands, in order."""
         match event:
             case Joined(rank):
                 self._queues[rank] = deque()
@@ -186,7 +186,7 @@ class Desk:
                     job.waiting.append((rank, task))
                     return []
                 return [_given(rank, task, job.made), *self._trim()]
-        # Before all are in, a batch that one has asked for alone says nothing of the others.
+        # Before all ranks have joined, a batch that only one has asked for says nothing about the others.
         if self._joined >= self.ranks:
             self._alone += 1
         number, self._next = self._next, self._next + 1
@@ -196,16 +196,16 @@ class Desk:
         return self._ordered()
 
     def _ordered(self) -> list[Command]:
-        """Give idle workers the next jobs, one rank after the other."""
+        """Give idle workers the next jobs, for each rank in turn."""
         commands: list[Command] = []
         while any(self._queues.values()):
-            # The one with least to do: turns would have a fast worker wait for a slow one.
+            # The worker with the fewest orders, because strict turns would make a fast worker wait for a slow one.
             worker = min(range(self.workers), key=lambda n: len(self._orders[n]))
             if len(self._orders[worker]) >= _ORDERS:
                 break
             rank = next(rank for rank, queue in self._queues.items() if queue)
             number = self._queues[rank].popleft()
-            # In turn, so that a rank that asks far ahead keeps no other from its next batch.
+            # In turn, so that a rank that asks far ahead does not keep another rank from its next batch.
             self._queues.move_to_end(rank)
             job = self._jobs[number]
             job.worker = worker
@@ -220,14 +220,14 @@ class Desk:
         job.made, job.worker = frame, None
         gives: list[Command] = [_given(rank, task, frame) for rank, task in job.waiting]
         job.waiting.clear()
-        # Also what all have that asked: ranks that are slower may ask for it yet.
+        # Kept even if all ranks that asked have it, because slower ranks may still ask for it.
         self._kept[frame.number] = None
         return [*gives, *self._trim(), *self._ordered()]
 
     def _trim(self) -> list[Command]:
-        """Let go of what nobody will ask for: what all have that ever ask for one batch, and what is old."""
+        """Release batches that no rank will ask for: those that all their takers have, and old ones."""
         apart = self._most_takers == 1 and self._alone >= _LEARNT
-        # Ranks that take the same batches are apart by no more than they ask for ahead.
+        # Ranks that take the same batches differ by at most the number they ask for ahead.
         room = 0 if apart else (self.ahead + _ORDERS) * max(self.ranks, len(self._queues))
         done = [n for n in self._kept if self._is_taken(self._jobs[n])]
         old = [n for n in self._kept if n not in done]
@@ -237,7 +237,7 @@ class Desk:
     def _is_taken(self, job: _Job) -> bool:
         takers = len(job.takers & self._queues.keys())
         all_in = self._joined >= self.ranks
-        # All ranks, or as many as ever took the same: several groups of ranks may each share their own.
+        # All ranks, or as many as ever took the same batch, because several groups of ranks may each share their own.
         return all_in and (takers >= len(self._queues) or 1 < self._most_takers <= takers)
 
     def _removed(self, number: int) -> tuple[int, ...]:
@@ -250,14 +250,13 @@ class Desk:
         return () if job.made is None else job.made.slots
 
     def _forget(self, wanted: Iterable[tuple[int, int]]) -> None:
-        """Take ranks off what they wait for; a job that no worker has begun goes with the last of them."""
+        """Remove requests; a job that no worker has begun is removed with its last request."""
         gone = set(wanted)
         for number, job in list(self._jobs.items()):
             if gone.isdisjoint(job.waiting):
                 continue
             job.waiting = [each for each in job.waiting if each not in gone]
-            # One that a worker is at is made all the same: nothing stops it there, and another rank may ask for it
-            # yet.
+            # A batch that a worker is making is finished anyway: nothing stops it, and another rank may ask for it.
             if not job.waiting and job.worker is None:
                 for queue in self._queues.values():
                     if number in queue:
@@ -267,16 +266,16 @@ class Desk:
     def _left(self, rank: int) -> list[Command]:
         own = {(r, task) for job in self._jobs.values() for r, task in job.waiting if r == rank}
         self._forget(own)
-        # What others wait for stays, though this rank asked first.
+        # Jobs that other ranks wait for stay, even if this rank asked first.
         for number in self._queues.pop(rank):
             self._queues[self._jobs[number].waiting[0][0]].append(number)
         return [*self._trim(), *self._ordered()]
 
     def _ended(self, worker: int, why: str) -> list[Command]:
-        """Tell those that wait for the batch that the worker was at; have the next one made by another."""
+        """Tell the ranks that wait for the worker's present batch; give its next batch to another worker."""
         orders, self._orders[worker] = self._orders[worker], []
         commands: list[Command] = []
-        # A worker makes its orders in turn: the first is the one that it ended at.
+        # A worker makes its orders one after another, so it ended at the first.
         for number in orders[:1]:
             lost = Frame(Kind.LOST, number, why.encode())
             commands += [_given(rank, task, lost) for rank, task in self._jobs[number].waiting]
@@ -285,7 +284,7 @@ class Desk:
             job = self._jobs[number]
             job.worker = None
             if job.waiting:
-                # In front: it was ordered before all that still wait there.
+                # At the front, because it was ordered before all jobs that still wait there.
                 self._queues[job.waiting[0][0]].appendleft(number)
             else:
                 self._removed(number)

@@ -22,20 +22,20 @@ _READ_BYTES = 1 << 18
 
 
 class Kind(IntEnum):
-    """What a message says."""
+    """Kind of a message."""
 
     HELLO = 1
     """A rank names its dataset; the body is JSON."""
     WELCOME = 2
-    """The rank is in; the number is its row of holds, the body is JSON."""
+    """The rank is admitted; the number is its row of holds, and the body is JSON."""
     REFUSED = 3
-    """The rank is not let in; the body says why."""
+    """The rank is not admitted; the body says why."""
     ASK = 4
-    """A batch is wanted; the number is the rank's task, or the server's job on the way to a worker."""
+    """A batch is wanted; the number is the rank's task or, on the way to a worker, the server's job."""
     DROP = 5
-    """A batch that was asked for is not wanted any more."""
+    """A requested batch is not wanted any more."""
     BATCH = 6
-    """A batch as its worker pickled it, with the slots of the blocks that it lies in."""
+    """A batch as its worker pickled it, with the slots of its blocks."""
     FAILED = 7
     """The worker's error, pickled."""
     LOST = 8
@@ -53,14 +53,14 @@ class Frame:
 
 
 def packed(frame: Frame) -> bytes:
-    """Return a message as it travels."""
+    """Return a message in its binary form."""
     head = _HEAD.pack(frame.kind, frame.number, len(frame.slots), len(frame.body))
     return head + np.asarray(frame.slots, ">u4").tobytes() + frame.body
 
 
 def _sizes(head: bytes) -> tuple[Kind, int, int, int]:
     kind, number, slots, size_bytes = _HEAD.unpack(head)
-    # Before anything of the size that it tells is read or held.
+    # Checked before anything of the announced size is read or allocated.
     if kind not in Kind._value2member_map_ or slots > _MOST_SLOTS or size_bytes > _MOST_BYTES:
         raise IntegrityError(
             f"a message of the loader's group begins with {head.hex()}: kind {kind}, {slots} slots (at most "
@@ -78,7 +78,7 @@ async def read_frame(reader: StreamReader) -> Frame:
 
     Raises:
         asyncio.IncompleteReadError: The other side has gone.
-        IntegrityError: It is none.
+        IntegrityError: The bytes are no message.
     """
     kind, number, slots, body = _sizes(await reader.readexactly(_HEAD.size))
     return _frame(kind, number, await reader.readexactly(slots), await reader.readexactly(body))
@@ -101,7 +101,7 @@ class Wire:
         self._socket.sendall(packed(frame))
 
     def receive(self, limit_s: float) -> Frame | None:
-        """Return the next message; ``None`` where none has begun within ``limit_s``.
+        """Return the next message; ``None`` if none has begun within ``limit_s``.
 
         Raises:
             EOFError: The other side has gone.
@@ -113,14 +113,14 @@ class Wire:
         return _frame(kind, number, self._exactly(slots), self._exactly(body))
 
     def _is_readable(self, limit_s: float) -> bool:
-        # ``select`` knows no descriptor from 1024 on, and trainers open many files.
+        # ``select`` supports no descriptor from 1024 on, and trainers open many files.
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
         return bool(poller.poll(1e3 * limit_s))
 
     def _exactly(self, count: int) -> bytes:
         while len(self._read) < count:
-            # More than is asked for: messages are short, and a call of the kernel takes as long as several of them.
+            # Reads more than asked for, because messages are short, and a system call takes as long as several of them.
             piece = self._socket.recv(max(_READ_BYTES, count - len(self._read)))
             if not piece:
                 raise EOFError("the other side has closed the connection")
@@ -130,12 +130,12 @@ class Wire:
         return found
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()
 
 
 def user_of(connection: Any) -> tuple[int, int]:
-    """Return process and user at the other end of a Unix socket, as the kernel noted them."""
+    """Return process and user at the other end of a Unix socket, as the kernel recorded them."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     return pid, uid

@@ -1,8 +1,8 @@
-"""A loader's part in the workers that ranks of a machine share, and how these find each other: by a name of the kernel.
+"""A loader's part in workers that ranks of a machine share; the ranks find each other by a name in the kernel.
 
-The first rank starts the server there. The name is in the abstract namespace of Unix sockets:
-nothing lies on a disk, nothing is left, and it is one machine's (one network namespace's) alone.
-Who listens and who asks is checked by the user that the kernel notes for both.
+The first rank starts the server under that name. The name is in the abstract namespace of Unix sockets, so there is no
+file on a disk, nothing is left behind, and the name is valid only on one machine (one network namespace). Server and
+client check each other by the user that the kernel records for both.
 """
 
 import errno
@@ -30,14 +30,14 @@ from trainer_integration.loader.shared.worker import Work
 __all__ = ["Share", "address_of"]
 
 _made = itertools.count()
-"""Loaders of this process that share: ranks that make them in the same order need no names."""
+"""Counter of this process's loaders that share: ranks that make them in the same order need no names."""
 _AGAIN_S = 0.02
 
 
 def address_of(name: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the address of a group of this launch; outside of a launch one that nobody else has."""
+    """Return the address of a group of this launch; outside of a launch, a unique address."""
     launch = launch_of(environment) or secrets.token_hex(16)
-    # Ranks that an agent starts again must not meet workers of the start before, which are on their way out.
+    # Ranks that an agent restarts must not meet workers of the previous start, which are about to end.
     attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "")
     identity = f"{os.getuid()}\n{launch}\n{attempt}\n{name}"
     digest = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
@@ -45,13 +45,13 @@ def address_of(name: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 class Share:
-    """A loader's part in the group of its machine. The group is joined with the first batch asked for."""
+    """A loader's part in the group of its machine. It joins the group at the first request for a batch."""
 
     def __init__(self, name: str | bool, ranks: int) -> None:
         """Name the group.
 
         Args:
-            name: ``True`` for the order in which loaders are made.
+            name: ``True`` uses the order in which loaders are made.
             ranks: Ranks of this machine; the group has workers for each.
         """
         self.address = address_of(name if isinstance(name, str) else f"loader {next(_made)}")
@@ -71,7 +71,7 @@ class Share:
 
     @property
     def server_pid(self) -> int | None:
-        """The group's server; ``None`` outside of the group."""
+        """Process of the group's server; ``None`` outside of the group."""
         return None if self._client is None else self._client.server
 
     def _setup(self, loader: Any, seed: int) -> Setup:
@@ -88,7 +88,7 @@ class Share:
             ranks=self._ranks,
         )
         collate = loader.collate_fn
-        # By names and numbers: functions of two processes cannot be compared.
+        # Compared by names and numbers, because functions of two processes cannot be compared.
         fingerprint = {
             "dataset": type(loader.dataset).__qualname__,
             "samples": len(loader.dataset),
@@ -111,10 +111,10 @@ class Share:
 
 
 def _connected(address: str, setup: Setup, context: Any) -> socket.socket:
-    """Connect to the group's server, which is started where there is none.
+    """Connect to the group's server, and start it if there is none.
 
     Raises:
-        UnavailableError: There is none within ``START_S``, or another user has the name.
+        UnavailableError: There is no server within ``START_S``, or another user has the name.
     """
     until_s = time.monotonic() + START_S
     while time.monotonic() < until_s:
@@ -124,7 +124,7 @@ def _connected(address: str, setup: Setup, context: Any) -> socket.socket:
             connection.connect(address)
         except OSError as error:
             connection.close()
-            # Nobody listens yet, or more ranks knock at once than the listener queues.
+            # No process listens yet, or more ranks connect at once than the listener queues.
             if error.errno not in {errno.ECONNREFUSED, errno.EAGAIN}:
                 raise
             if not _started(address, setup, context):
@@ -143,7 +143,7 @@ def _connected(address: str, setup: Setup, context: Any) -> socket.socket:
 
 
 def _started(address: str, setup: Setup, context: Any) -> bool:
-    """Start a server; ``False`` where another rank does so."""
+    """Start a server; ``False`` if another rank does so."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with listener:
         try:
@@ -152,7 +152,7 @@ def _started(address: str, setup: Setup, context: Any) -> bool:
             if error.errno == errno.EADDRINUSE:
                 return False
             raise
-        # Before there is a server: ranks that come while it starts wait here, and start no other.
+        # Bound before there is a server, so that ranks that come while it starts wait here, and start no other.
         listener.listen(128)
         report, reporting = context.Pipe(duplex=False)
         start = context.Process(
@@ -164,7 +164,7 @@ def _started(address: str, setup: Setup, context: Any) -> bool:
             if not has_ended(start.pid, START_S):
                 start.kill()
             start.join()
-            # No exit code tells it: the system keeps none where SIGCHLD is ignored, as some launchers leave it.
+            # The exit code is not used: the system keeps none if SIGCHLD is ignored, as some launchers leave it.
             is_up = _has_report(report)
         if not is_up:
             raise UnavailableError(
@@ -182,7 +182,7 @@ def _has_report(report: Connection) -> bool:
 
 
 def _detached(setup: Setup, listener: socket.socket, method: str, reporting: Connection) -> None:
-    """Leave the server to the machine: it outlives the rank that started it, and ends with the last."""
+    """Detach the server: it outlives the rank that started it, and ends with the last rank."""
     if os.fork() == 0:
         reporting.close()
         workers = multiprocessing.get_context("spawn" if method == "spawn" else "fork")

@@ -1,6 +1,6 @@
-"""Batches of workers that the ranks of a machine share, in the order of this rank's sampler.
+"""Batches from workers that a machine's ranks share, in the order of this rank's sampler.
 
-A ``Client`` is the rank's place in their group: what it has asked for, and the memory that batches come in.
+A ``Client`` is the rank's place in their group: its requests, and the memory in which batches arrive.
 """
 
 import itertools
@@ -29,31 +29,31 @@ __all__ = ["Client", "Shared"]
 
 _log = logging.getLogger(__name__)
 _TIMES = 3
-"""Servers in a row that may end without a batch from one of them."""
+"""Servers in a row that may end without having sent a batch."""
 _TELL_S = 60.0
 _CLIENTS: "weakref.WeakSet[Client]" = weakref.WeakSet()
 
 
 class _Ready(NamedTuple):
-    """A batch that is opened already."""
+    """A batch that is unpickled already."""
 
     batch: Any
 
 
 class Client:
-    """A rank among others. Batches come in any order, and wait here for their turn."""
+    """A rank of the group. Batches arrive in any order, and wait here for their turn."""
 
     def __init__(self, connect: Callable[[], socket.socket], fingerprint: dict[str, Any]) -> None:
         """Join the group that ``connect`` reaches or starts.
 
         Raises:
-            StateError: This rank's loader is not that of the others.
+            StateError: This rank's loader differs from those of the others.
             UnavailableError: The server has ended, or does not answer.
         """
         self._connect, self._fingerprint = connect, {**fingerprint, "version": VERSION}
         self._tasks = itertools.count()
         self._wanted: dict[int, bytes] = {}
-        """Keys of what is asked for and has not come."""
+        """Keys of requests whose batches have not arrived."""
         self._came: dict[int, Frame | _Ready] = {}
         self._lost = 0
         self._owner = os.getpid()
@@ -67,7 +67,7 @@ class Client:
             try:
                 self._greet(connection)
             except (EOFError, ConnectionError) as error:
-                # The group ended as this rank came, or its starter died: whoever comes next starts another.
+                # The group ended as this rank came, or its starter died. The next rank to come starts another.
                 connection.close()
                 if time.monotonic() > until_s:
                     raise UnavailableError(
@@ -83,7 +83,7 @@ class Client:
         wire = Wire(connection)
         wire.send(Frame(Kind.HELLO, body=json.dumps(self._fingerprint).encode()))
         try:
-            # A byte, as descriptors travel beside some.
+            # One byte, because descriptors can only be sent with data.
             mark, handles, _, _ = socket.recv_fds(connection, 1, 2)
         except TimeoutError:
             raise UnavailableError(
@@ -97,7 +97,7 @@ class Client:
             )
         room, holds = handles
         try:
-            # A second limit of that length: the dataset is made between the two.
+            # A second limit of the same length, because the dataset is made between the two messages.
             welcome = wire.receive(START_S)
             if welcome is None:
                 raise UnavailableError(
@@ -108,13 +108,13 @@ class Client:
             told = json.loads(welcome.body)
             self._holds = Holds(told["regions"], holds)
             self._row = welcome.number
-            # A duplicate: a room closes the descriptor that it takes over.
+            # A duplicate, because a room closes the descriptor that it takes over.
             self._room = RanksRoom(os.dup(room), self._holds, welcome.number, told["key"])
         finally:
             os.close(room)
             os.close(holds)
         self.server, self._wire = told["pid"], wire
-        # Whoever drops a client leaves the group by that: the server sees the end of the line.
+        # A client that is dropped leaves the group, because the server sees the end of the connection.
         self._hang_up = weakref.finalize(self, connection.close)
 
     @property
@@ -123,7 +123,7 @@ class Client:
         return self._hang_up.alive and self._owner == os.getpid()
 
     def ask(self, key: bytes) -> int:
-        """Ask for a batch, and return the number that it will come under."""
+        """Ask for a batch, and return the number under which it will arrive."""
         task = next(self._tasks)
         self._wanted[task] = key
         self._send(Frame(Kind.ASK, task, key))
@@ -136,7 +136,7 @@ class Client:
             self._take_over(error)
 
     def drop(self, tasks: Iterable[int]) -> None:
-        """Do without batches that were asked for."""
+        """Cancel requests for batches."""
         for task in tasks:
             if (came := self._came.pop(task, None)) is not None:
                 self._release(came)
@@ -151,14 +151,14 @@ class Client:
         """Return a batch.
 
         Args:
-            task: What ``ask`` returned.
+            task: Result of ``ask``.
             limit_s: How long to wait; 0 for as long as the server lives.
-            told: Says what is waited for.
+            told: Returns a description of the awaited batch.
 
         Raises:
-            WorkerTimeoutError: It has not come.
-            RuntimeError: The worker has died at it, or the servers die one after the other.
-            Exception: Of the dataset, with the worker's traceback.
+            WorkerTimeoutError: The batch has not arrived.
+            RuntimeError: The worker has died at the batch, or the servers die one after another.
+            Exception: Error of the dataset, with the worker's traceback.
         """
         began_s = tell_s = time.monotonic()
         while task not in self._came:
@@ -185,9 +185,9 @@ class Client:
             return
         if frame is None:
             return
-        # By a message of a worker's, not by a welcome: servers that let ranks in and end would be followed for ever.
+        # Reset by a worker's message, not by a welcome: servers that admit ranks and end would be followed forever.
         self._lost = 0
-        # One that was dropped while it was on its way: its blocks are free again.
+        # The batch was dropped while it was on its way, so its blocks are free again.
         if self._wanted.pop(frame.number, None) is None:
             self._release(frame)
         else:
@@ -197,13 +197,13 @@ class Client:
         if isinstance(frame, _Ready):
             return frame.batch
         if frame.kind is Kind.BATCH:
-            return pickle.loads(frame.body)  # noqa: S301 -- of this job's own worker, by a server of this user
+            return pickle.loads(frame.body)  # noqa: S301 -- of this job's own worker, through a server of this user
         if frame.kind is Kind.FAILED:
             pickle.loads(frame.body).reraise()  # noqa: S301 -- as above
         raise RuntimeError(f"{frame.body.decode(errors='replace')}, at {told()}")
 
     def _take_over(self, error: Exception) -> None:
-        """Join the group again, whose server is started anew by the first rank that sees it gone."""
+        """Join the group again; the first rank that notices the end of the server starts another."""
         self._hang_up()
         self._lost += 1
         what = f"the server of the shared workers (pid {self.server}) has ended ({error!r})"
@@ -213,7 +213,7 @@ class Client:
             )
         _log.warning("%s; this rank goes on with another", what)
         for task, came in list(self._came.items()):
-            # It lies in memory that is this rank's as long as the room is known, and then as long as a tensor is.
+            # The batch's memory belongs to this rank as long as the room is known, and then as long as a tensor exists.
             if isinstance(came, Frame) and came.kind is Kind.BATCH:
                 self._came[task] = _Ready(pickle.loads(came.body))  # noqa: S301 -- as in ``_opened``
         self._join()
@@ -221,7 +221,7 @@ class Client:
             for task, key in list(self._wanted.items()):
                 self._wire.send(Frame(Kind.ASK, task, key))
         except OSError as again:
-            self._take_over(again)  # it has ended as well: ``_TIMES`` bounds how often
+            self._take_over(again)  # the new server has ended as well; ``_TIMES`` limits the depth
 
     def close(self) -> None:
         """Leave the group. Batches that the trainer holds stay as they are."""
@@ -231,7 +231,7 @@ class Client:
 
 
 def _after_fork() -> None:
-    # A child that keeps the line open would hide this rank's end from the server.
+    # A child that keeps the connection open would hide this rank's end from the server.
     for client in list(_CLIENTS):
         client._hang_up()
 
@@ -243,17 +243,17 @@ class Shared(Prefetching):
     """Batches of the group's workers, asked for ahead."""
 
     def __init__(self, loader: Any) -> None:
-        """Begin an epoch, or go on in the one that ``loader`` was given a state of."""
+        """Begin an epoch, or continue in the epoch of a state that ``loader`` was given."""
         super().__init__(loader)
         self._begin(loader)
 
     @override
     def _begin(self, loader: Any) -> None:
         self._epoch = EPOCH.pack(next(loader._share.epochs))
-        # With every epoch: a group that has ended meanwhile is joined anew.
+        # In every epoch, so that a group that has ended meanwhile is joined anew.
         self._client = loader._share.joined(loader, self._base_seed)
         self._end = weakref.finalize(self, _drop, self._client, self._asked)
-        # At the interpreter's end the line goes, which says as much; a message then might find half of it gone.
+        # At the interpreter's end the connection closes, which says as much; sending a message then might fail halfway.
         self._end.atexit = False
         super()._begin(loader)
 
@@ -277,8 +277,8 @@ class Shared(Prefetching):
         try:
             batch = self._client.wait(self._asked[0], self._timeout, self._awaited)
         except WorkerTimeoutError:
-            raise  # It may come yet.
-        # An error is of its batch: the next call goes on with the one behind it.
+            raise  # the batch may still arrive
+        # An error belongs to its batch, and the next call continues with the batch after it.
         except Exception:
             self._go_on()
             raise
@@ -289,6 +289,6 @@ class Shared(Prefetching):
         return f"the batch of indices {self._progress.order.epoch.index_of(self._given)!r:.400}"
 
 
-# No method: a finalizer would hold the iterator by it, and never be called.
+# No method, because a finalizer would keep the iterator alive through it, and never be called.
 def _drop(client: Client, asked: "deque[int]") -> None:
     client.drop(asked)

@@ -1,8 +1,8 @@
-"""The memory of a group: the regions that its workers write, and who holds what in them.
+"""The memory of a group: the regions that its workers write, and which rank holds which blocks.
 
-Each rank has a row of holds, a byte for every block of every region. The server sets a byte before
-it sends the batch, the rank clears it when the last tensor over the block is gone, and a block is
-the worker's again when its column is clear. The row of a rank that dies is cleared by the server.
+Each rank has a row of holds, with a byte for every block of every region. The server sets a byte before it sends the
+batch. The rank clears the byte when the last tensor over the block is gone. A block belongs to its worker again when
+its column is clear. The server clears the row of a rank that dies.
 """
 
 import mmap
@@ -23,7 +23,7 @@ ROWS = 256
 
 
 def group_room(regions: int) -> Room:
-    """Return memory of ``regions`` regions, under a key that no room of a rank has."""
+    """Return memory of ``regions`` regions, under a key that no rank's room has."""
     room = Room(regions, LIMIT_BYTES)
     room.key = secrets.randbits(62) | 1 << 62
     return room
@@ -33,8 +33,8 @@ class Holds:
     """Which rank holds which block."""
 
     def __init__(self, regions: int, handle: int | None = None) -> None:
-        """Make the rows, or map those of ``handle``, which stays the caller's."""
-        # Without a name: the memory goes with the last process that has it, however that ends.
+        """Make the rows, or map those of ``handle``, which the caller keeps."""
+        # Memory without a name goes away with the last process that maps it, however the process ends.
         own = os.memfd_create("omniload-holds", os.MFD_CLOEXEC) if handle is None else handle
         shape = (ROWS, regions * STATES)
         if handle is None:
@@ -42,15 +42,15 @@ class Holds:
         self.handle = own
         memory = mmap.mmap(own, shape[0] * shape[1])
         self.held_RK: NDArray[np.uint8] = np.frombuffer(memory, np.uint8).reshape(shape)
-        """Row of a rank, and slot counted over all regions."""
+        """Holds by row of a rank, and by slot counted over all regions."""
 
     def hold(self, row: int, slots: tuple[int, ...]) -> None:
-        """Note that a rank is sent blocks."""
-        # No lock between processes: it is set before the rank hears of the block, and cleared by nobody before that.
+        """Note that blocks are sent to a rank."""
+        # No lock between processes is needed: the byte is set before the rank hears of the block, and cleared after.
         self.held_RK[row, list(slots)] = 1
 
     def clear(self, row: int, slots: tuple[int, ...] | None = None) -> None:
-        """Note that a rank holds ``slots`` no more, or nothing."""
+        """Note that a rank does not hold ``slots`` any more, or nothing at all."""
         if slots is None:
             self.held_RK[row] = 0
         else:
@@ -58,7 +58,7 @@ class Holds:
 
     def is_held(self, slots: tuple[int, ...], rows: int) -> bool:
         """Whether one of the first ``rows`` ranks holds one of ``slots``."""
-        # Of the rows that were ever in use: after each message all 256 would be looked at for a few ranks.
+        # Only rows that were ever in use. Otherwise each message would scan all 256 for a few ranks.
         return bool(self.held_RK[:rows, list(slots)].any())
 
 
@@ -66,7 +66,7 @@ class RanksRoom(Room):
     """A group's memory as a rank maps it."""
 
     def __init__(self, handle: int, holds: Holds, row: int, key: int) -> None:
-        """Map the room of ``handle``; blocks are let go in ``row`` of ``holds``."""
+        """Map the room of ``handle``; blocks are released in ``row`` of ``holds``."""
         self._holds, self._row = holds, row
         self._adopt(handle, LIMIT_BYTES, key)
 

@@ -40,21 +40,21 @@ __all__ = ["START_S", "VERSION", "Setup", "serve"]
 _log = logging.getLogger(__name__)
 VERSION = 1
 START_S = 600.0
-"""For a server to start: its dataset is made in that time."""
+"""Time for a server to start, including the making of its dataset."""
 _SPARE = 8
-"""Workers that a group replaces in its life: each has a region of its own."""
+"""Workers that a group may replace in its life, because each needs a region of its own."""
 _END_S = 5.0
 _FIRST_S = 60.0
-"""For the rank that started the group; after it a group without ranks ends at once."""
+"""Time for the rank that started the group to connect; later, a group without ranks ends immediately."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A group as the rank that starts it has it."""
+    """A group, as set up by the rank that starts it."""
 
     work: Work
     fingerprint: dict[str, Any]
-    """What every rank's loader must have alike."""
+    """Values that every rank's loader must have in common."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class _Worker:
 
 
 class _Later:
-    """Keeps what a worker is sent that is still being started."""
+    """Stores messages for a worker that is still being started."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
@@ -74,12 +74,12 @@ class _Later:
 
 
 def serve(setup: Setup, listener: socket.socket, context: Any) -> None:
-    """Serve ranks until the last has gone; this process has nothing else to do."""
-    # The rank decides what an interrupt means, and its handlers are not for these children.
+    """Serve ranks until the last has gone; this process has no other task."""
+    # The rank decides what an interrupt means, and its handlers are not meant for these children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _close_sockets(listener.fileno())
-    # Threads of torch's would not be there in the workers that are forked from this process.
+    # Threads of torch would be missing in the workers that are forked from this process.
     torch.set_num_threads(1)
     code = 1
     try:
@@ -89,7 +89,7 @@ def serve(setup: Setup, listener: socket.socket, context: Any) -> None:
         traceback.print_exc()
         raise
     finally:
-        # Not by ``sys.exit``: what the rank has registered for its own end came along with the fork.
+        # ``sys.exit`` is not used, because the exit handlers of the rank were copied with the fork.
         os._exit(code)
 
 
@@ -98,17 +98,17 @@ async def _served(setup: Setup, listener: socket.socket, context: Any) -> None:
 
 
 def _close_sockets(kept: int) -> None:
-    """Close what a fork has brought along of a rank's connections: a restarted job wants their ports."""
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 -- numbers are wanted
+    """Close the rank's connections that a fork has copied, because a restarted job needs their ports."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 -- numbers are needed
         number = int(name)
         with contextlib.suppress(OSError):
             if number > 2 and number != kept and stat.S_ISSOCK(os.fstat(number).st_mode):
-                # Closed and not shut down: the rank's own copy of the connection is in use.
+                # Closed and not shut down, because the rank's own copy of the connection is in use.
                 os.close(number)
 
 
 class _Server:
-    """Carries messages. What to do is the desk's to say."""
+    """Carries messages. The desk decides."""
 
     def __init__(self, setup: Setup, listener: socket.socket, context: Any) -> None:
         self._setup, self._listener, self._context = setup, listener, context
@@ -133,14 +133,14 @@ class _Server:
         """Make the dataset, start the workers, and serve."""
         self._listener.setblocking(False)
         loop = asyncio.get_running_loop()
-        # The rank that started this may be gone before it has connected.
+        # The rank that started this server may be gone before it has connected.
         first = loop.call_later(_FIRST_S, self._end_if_alone)
         self._spawn(self._accept())
         self._spawn(self._begin())
         await self._over.wait()
         first.cancel()
         self._listener.close()
-        # All are killed before one is waited for: each takes its time to give its memory back.
+        # All workers are killed before any is waited for, because each takes time to give its memory back.
         for worker in self._workers.values():
             worker.process.kill()
         for worker in self._workers.values():
@@ -159,18 +159,18 @@ class _Server:
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # A mistake of ours: ranks see the server go, and say so.
+            # A defect of ours: ranks see the server go, and report it.
             traceback.print_exception(error)
             self._over.set()
 
     async def _begin(self) -> None:
-        """Make and pack the dataset beside the loop, which sees meanwhile whether ranks are left."""
+        """Make and pack the dataset in parallel with the loop, which watches meanwhile whether ranks are left."""
         loop = asyncio.get_running_loop()
-        # Ended before the workers are forked: of a process with one thread.
+        # The thread ends before the workers are forked, so that they are forked from a process with one thread.
         with ThreadPoolExecutor(1) as beside:
             try:
                 dataset = await loop.run_in_executor(beside, _prepared, self._setup.work.dataset)
-            except Exception:  # noqa: BLE001 -- told to every rank, with its traceback
+            except Exception:  # noqa: BLE001 -- every rank gets the error, with its traceback
                 self._ready.set_result(traceback.format_exc())
                 return
         self._work = replace(self._setup.work, dataset=dataset)
@@ -182,7 +182,7 @@ class _Server:
         ours, theirs = socket.socketpair()
         forked: tuple[int, ...] = ()
         if self._context.get_start_method() == "fork":
-            # Each connection of this process: one that is left open hides its end from a rank.
+            # Every connection of this process: one that stays open would hide the process's end from a rank.
             sockets = (self._listener, ours, *self._lines, *self._connected)
             forked = tuple(each.fileno() for each in sockets if each.fileno() >= 0)
         post = Post(worker=worker, region=self._region, server=os.getpid(), forked=forked)
@@ -218,7 +218,7 @@ class _Server:
         loop = asyncio.get_running_loop()
         while not self._over.is_set():
             peer, _ = await loop.sock_accept(self._listener)
-            # The address is a name that any user of the machine may knock at, and what comes is unpickled.
+            # Any user of the machine may connect to the address, and the messages are unpickled.
             if user_of(peer)[1] != os.getuid():
                 peer.close()
                 continue
@@ -227,14 +227,14 @@ class _Server:
 
     async def _serve(self, peer: socket.socket) -> None:
         """Serve one rank from its greeting to its end."""
-        # The lowest free row: as few as possible are looked at for a block to be free.
+        # The lowest free row, so that as few rows as possible are scanned to find out whether a block is free.
         row = next((row for row in range(ROWS) if row not in self._taken), -1)
         try:
             if row < 0:
                 _log.error("more than %d ranks ask for the shared workers of this machine", ROWS)
                 return
             self._taken.add(row)
-            # A rank may be killed as soon as it has connected: that is nobody's mistake, and ends nothing here.
+            # A rank may be killed just after it has connected. This is no error, and ends nothing here.
             with contextlib.suppress(asyncio.IncompleteReadError, OSError):
                 socket.send_fds(peer, [b"\0"], [self._room.handle, self._holds.handle])
                 reader, writer = await asyncio.open_connection(sock=peer)
@@ -260,7 +260,7 @@ class _Server:
     ) -> None:
         hello = json.loads((await read_frame(reader)).body)
         differs = _difference({**self._setup.fingerprint, "version": VERSION}, hello)
-        # A rank that leaves while the dataset is made is seen by the end of what it sends.
+        # If a rank leaves while the dataset is made, the end of its messages shows it.
         first = asyncio.ensure_future(read_frame(reader))
         waited: set[asyncio.Future[Any]] = {first, self._ready}
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -298,7 +298,7 @@ class _Server:
                 case Give(rank, frame):
                     if rank in self._ranks:
                         self._holds.hold(rank, frame.slots)
-                        # Never waited for: what a rank has not read yet is no more than it asks for ahead.
+                        # Never waited for, because the unread messages of a rank are at most those it asks for ahead.
                         self._ranks[rank].write(packed(frame))
                 case Release(slots):
                     self._retired.append(slots)
@@ -307,7 +307,7 @@ class _Server:
         self._collect()
 
     def _replace(self, worker: int) -> None:
-        # The memory was laid out for so many, and its size is known to every rank that has mapped it.
+        # The memory was laid out for a fixed number of regions, and every rank that has mapped it knows its size.
         if self._region == self._regions:
             _log.error("%d shared workers have ended; the group ends", _SPARE + 1)
             self._over.set()
@@ -318,7 +318,7 @@ class _Server:
 
     async def _restart(self, worker: int, later: _Later) -> None:
         await self._start(worker)
-        # Orders that came while it was being started, in their order.
+        # Orders that came while the worker was being started, in their order.
         for data in later.written:
             self._workers[worker].writer.write(data)
 
@@ -335,9 +335,9 @@ class _Server:
 
 
 async def _end_of(process: Any) -> None:
-    """Wait until a worker that has hung up has ended; it is killed if it has not by itself."""
+    """Wait until a worker whose connection has closed ends; kill it if it does not end by itself."""
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
-    # Waited for by the loop: ``join`` would stand still for every rank.
+    # The event loop waits, because ``join`` would block all ranks.
     loop.add_reader(process.sentinel, ended.set)
     try:
         await asyncio.wait_for(ended.wait(), _END_S)
@@ -350,7 +350,7 @@ async def _end_of(process: Any) -> None:
 
 
 def _prepared(dataset: Any) -> Any:
-    """Return the dataset that workers read: made, and packed."""
+    """Return the dataset that workers read: made and packed."""
     if isinstance(dataset, SharedDataset):
         dataset = dataset.made
     pack_lists(dataset)
@@ -358,7 +358,7 @@ def _prepared(dataset: Any) -> Any:
 
 
 def _difference(ours: dict[str, Any], theirs: Any) -> str:
-    """Return what a rank's loader has otherwise than the one that started the group."""
+    """Return the first difference between a rank's loader and the loader that started the group."""
     if not isinstance(theirs, dict):
         return f"a rank of another release greets with {theirs!r:.60}"
     names = [

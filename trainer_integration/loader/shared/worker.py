@@ -1,4 +1,4 @@
-"""A worker of a group: torch's own loop, with lines to the server in place of its queues."""
+"""A worker of a group: torch's own loop, with connections to the server in place of its queues."""
 
 import os
 import pickle
@@ -21,12 +21,12 @@ from trainer_integration.loader.transport.sealing import LayingPickler, Sealed, 
 __all__ = ["EPOCH", "GroupCollate", "Post", "Work", "work"]
 
 EPOCH = struct.Struct(">Q")
-"""Number of the epoch, before the pickled indices of a batch: together they are its key."""
+"""Number of the epoch, which precedes the pickled indices of a batch; together they are its key."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What the workers of a group do: the loader's settings, as the rank that started the group has them."""
+    """Settings of a group's workers, from the loader of the rank that started the group."""
 
     dataset: Any
     kind: int
@@ -42,12 +42,12 @@ class Work:
 
 
 class GroupCollate(SealingCollate):
-    """A ``collate_fn`` whose batches any process may take that has the room."""
+    """A ``collate_fn`` whose batches can be read by any process that has the room."""
 
     pickler = LayingPickler
 
     def __init__(self, collate: Callable[[Any], Any], room: Room, region: int) -> None:
-        """Lay batches into a region; a worker that replaces another has one that nobody used."""
+        """Lay batches into a region; a worker that replaces another has a region that was never used."""
         super().__init__(collate, room)
         self._number = region
 
@@ -61,7 +61,7 @@ class GroupCollate(SealingCollate):
 
 
 class _Line:
-    """torch's index queue, result queue and final event in one: the server's end going away is the final signal."""
+    """torch's index queue, result queue and final event in one; the end of the server is the final signal."""
 
     def __init__(self, wire: Wire, collate: GroupCollate, worker: int) -> None:
         self._wire, self._collate, self._over, self._worker = wire, collate, False, worker
@@ -74,7 +74,7 @@ class _Line:
             return None
         if frame is None:
             raise queue.Empty
-        index = pickle.loads(frame.body[EPOCH.size :])  # noqa: S301 -- of a rank, whose user the server has checked
+        index = pickle.loads(frame.body[EPOCH.size :])  # noqa: S301 -- from a rank whose user the server has checked
         return frame.number, index
 
     def put(self, made: tuple[int, Any]) -> None:
@@ -89,7 +89,7 @@ class _Line:
         return self._over
 
     def cancel_join_thread(self) -> None:
-        """There is none."""
+        """Do nothing, because there is no such thread."""
 
     def close(self) -> None:
         self._wire.close()
@@ -98,7 +98,7 @@ class _Line:
 def _pickled_error(error: ExceptionWrapper, worker: int) -> bytes:
     try:
         return pickle.dumps(error)
-    except Exception:  # noqa: BLE001 -- a class that cannot be pickled: its traceback still can
+    except Exception:  # noqa: BLE001 -- the class cannot be pickled, but its traceback can
         told = RuntimeError(f"the worker's error cannot be pickled:\n{error.exc_msg}")
         return pickle.dumps(
             ExceptionWrapper((type(told), told, None), f"in shared worker {worker}")  # type: ignore[no-untyped-call]
@@ -111,22 +111,22 @@ class Post:
 
     worker: int
     region: int
-    """Of the room; a worker that replaces another has one that nobody used."""
+    """Region of the room; a worker that replaces another has a region that was never used."""
     server: int
     """Process that the worker ends with."""
     forked: tuple[int, ...]
-    """Descriptors of the server that a fork brings along: ranks must see the server's end."""
+    """Descriptors of the server that a fork copies; they are closed so that ranks see the server's end."""
 
 
 def work(settings: Work, room: Room, line: socket.socket, post: Post) -> None:
     """Make batches for ``line``, this worker's end of a pair, until the server goes away."""
-    # Before anything else: a server that dies from here on takes the worker along.
+    # This comes first: from here on, a server that dies takes the worker with it.
     end_with(post.server)
     for descriptor in post.forked:
         os.close(descriptor)
     worker, region = post.worker, post.region
     collate = GroupCollate(settings.collate_fn, room, region)
-    # One object in three places: of each torch's loop asks other methods.
+    # One object in three places; torch's loop calls different methods of each.
     queues: Any = _Line(Wire(line), collate, worker)
     _worker_loop(
         settings.kind,

@@ -1,1 +1,1 @@
-"""How batches come from workers: through memory that both sides map, used again when the consumer lets go of it."""
+"""How batches come from workers: through memory that both sides map, reused when the consumer releases it."""

@@ -1,9 +1,9 @@
 """The memory that a loader and its workers share, and how long a tensor in it is held.
 
-A worker owns a region of it: a page of states, one byte a block, and the blocks. The worker sets a
-state to held, the consumer sets it to free when the last tensor over the block is gone. Nothing
-else is ever written by both, so there is no lock, and a process that is killed leaves none held.
-Which bytes of a region are free, its worker alone knows, as extents.
+A worker owns a region of the memory: a page of states, with one byte per block, and the blocks. The worker sets a state
+to held. The consumer sets it to free when the last tensor over the block is gone. Both sides write nothing else in
+common, so no lock is needed, and a process that is killed leaves none held. Only the worker knows which bytes of its
+region are free, as extents.
 """
 
 import mmap
@@ -29,25 +29,25 @@ __all__ = [
 ]
 
 ALIGNMENT = 64
-"""Bytes; a cache line, and more than any dtype asks for."""
+"""Alignment in bytes: a cache line, and more than any dtype needs."""
 LIMIT_BYTES = 1 << 30
-"""Of one worker's region; pages that were never used take no memory."""
+"""Size of one worker's region; pages that were never used take no memory."""
 STATES = mmap.PAGESIZE
-"""Bytes before a region's blocks: as many blocks as it can have."""
+"""Bytes before a region's blocks, which limits the number of its blocks."""
 _FREE, _HELD = 0, 1
 _ROOMS: "weakref.WeakValueDictionary[int, Room]" = weakref.WeakValueDictionary()
 _keys = iter(range(1 << 62))
 
 
 class Extents:
-    """Free extents in the order of their addresses; the lowest that fits is taken, so that few pages are touched."""
+    """Free extents by address; the lowest that fits is taken, so that few pages are touched."""
 
     def __init__(self, size_bytes: int) -> None:
         """Begin with one free extent."""
         self._starts, self._sizes = [0], [size_bytes]
 
     def take(self, size_bytes: int) -> int | None:
-        """Return the start of ``size_bytes`` that were free, or ``None`` where no extent is large enough."""
+        """Return the start of ``size_bytes`` free bytes, or ``None`` if no extent is large enough."""
         wanted = _rounded(size_bytes)
         for place, free in enumerate(self._sizes):
             if free >= wanted:
@@ -60,7 +60,7 @@ class Extents:
         return None
 
     def give(self, start: int, size_bytes: int) -> None:
-        """Free what ``take`` returned for ``size_bytes``; neighbours become one extent."""
+        """Free the result of ``take`` for ``size_bytes``; neighbours are merged into one extent."""
         size, place = _rounded(size_bytes), bisect_left(self._starts, start)
         if place < len(self._starts) and start + size == self._starts[place]:
             size += self._sizes[place]
@@ -74,22 +74,22 @@ class Extents:
 
 
 def _rounded(size_bytes: int) -> int:
-    """Return a size as whole cache lines."""
+    """Return a size rounded up to whole cache lines."""
     return -(-size_bytes // ALIGNMENT) * ALIGNMENT
 
 
 class Room:
-    """Memory without a name, one region per worker: the kernel frees it with the last process and tensor."""
+    """Memory without a name, one region per worker; the kernel frees it with the last process and tensor."""
 
     def __init__(self, workers: int, limit_bytes: int = LIMIT_BYTES) -> None:
         """Make room for ``workers`` workers.
 
         Raises:
-            OSError: The address space or the files of this process are limited too far.
+            OSError: The limit of this process's address space or files is too low.
         """
         handle = os.memfd_create("omniload-loader", os.MFD_CLOEXEC)
         try:
-            # Nothing is taken yet: the kernel gives a page when it is first written.
+            # Nothing is allocated yet: the kernel provides a page when it is first written.
             os.ftruncate(handle, workers * (STATES + limit_bytes))
             self._adopt(handle, limit_bytes, _next_key())
         except BaseException:
@@ -97,7 +97,7 @@ class Room:
             raise
 
     def _adopt(self, handle: int, limit_bytes: int, key: int) -> None:
-        """Map what is to be this room's memory, as the consumer of it."""
+        """Map the memory of this room, as its consumer."""
         self._map(handle)
         # Kept open for workers that are started later, by another way than a fork.
         self._closing = weakref.finalize(self, os.close, handle)
@@ -112,7 +112,7 @@ class Room:
 
     @override
     def __getstate__(self) -> dict[str, Any]:
-        """Go to a worker that is being started by another way than a fork."""
+        """Pickle for a worker that is being started by another way than a fork."""
         return {
             "handle": DupFd(self.handle),
             "limit_bytes": self.limit_bytes,
@@ -127,7 +127,7 @@ class Room:
         finally:
             # The mapping keeps the memory.
             os.close(handle)
-        # Owner 0 is no process: what a worker drops is the consumer's to free.
+        # Owner 0 is no process: the consumer frees the blocks that a worker drops.
         self.limit_bytes, self.key, self._owner = state["limit_bytes"], state["key"], 0
 
     def region_of(self, worker: int) -> int:
@@ -135,18 +135,18 @@ class Room:
         return worker * (STATES + self.limit_bytes)
 
     def free(self, region: int, slot: int) -> None:
-        """Let a worker have a block again, where another process than the consumer says so."""
+        """Let a worker reuse a block, at the request of a process other than the consumer."""
         self.memory[self.region_of(region) + slot] = _FREE
 
     def tensor(self, state: int, start: int, size_bytes: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a block as a flat tensor; the block is free again when its last view is gone."""
         view = self.memory[start : start + size_bytes]
-        # Of the view, which torch holds as long as any tensor over the block: the first may go before its own views.
+        # On the view, which torch keeps as long as any tensor over the block; the first tensor may go earlier.
         self._held[state] = weakref.ref(view, _Release(self, state))
         return torch.frombuffer(view, dtype=dtype)
 
     def _dropped(self, state: int) -> None:
-        # A forked child's copy of a tensor goes with the child, while the parent still holds its own.
+        # A forked child's copy of a tensor goes with the child, while the parent still has its own.
         if os.getpid() == self._owner:
             self._held.pop(state, None)
             if state not in self._kept:
@@ -157,23 +157,23 @@ class Room:
         self.memory[state] = _FREE
 
     def keep_held(self) -> None:
-        """Never give away what is held now: a process is forked that will see it."""
+        """Never free the blocks held now, because a process is being forked that will see them."""
         if os.getpid() == self._owner:
             self._kept.update(tuple(self._held))
 
     @property
     def held(self) -> int:
-        """Blocks that the consumer holds."""
+        """Number of blocks that the consumer holds."""
         return len(self._held)
 
 
 class _Release:
-    """Told when the last tensor over a block is gone, in whichever thread drops it."""
+    """Called when the last tensor over a block is gone, in whichever thread drops it."""
 
     __slots__ = ("_room", "_state")
 
     def __init__(self, room: Room, state: int) -> None:
-        # Weak: tensors may outlive the room, whose memory they keep by themselves.
+        # A weak reference: tensors may outlive the room, and keep its memory by themselves.
         self._room, self._state = weakref.ref(room), state
 
     def __call__(self, _: object) -> None:
@@ -187,7 +187,7 @@ def _next_key() -> int:
 
 
 def _before_fork() -> None:
-    # The child sees the same pages, and nobody hears when it is done with them.
+    # The child sees the same pages, and no process learns when the child is done with them.
     for room in list(_ROOMS.values()):
         room.keep_held()
 
@@ -196,7 +196,7 @@ os.register_at_fork(before=_before_fork)
 
 
 def block_of(key: int, state: int, start: int, size_bytes: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return a block of a room of this process, as ``Room.tensor`` does: what a worker's message calls."""
+    """Return a block of a room of this process, as ``Room.tensor`` does; a worker's message calls this."""
     return _ROOMS[key].tensor(state, start, size_bytes, dtype)
 
 
@@ -209,29 +209,29 @@ class WorkersRoom:
         self._states = room.region_of(worker)
         self._base = self._states + STATES
         self._extents = Extents(room.limit_bytes)
-        # Falling, as slots are taken from the end: the first page of states is touched from its beginning.
+        # In falling order: slots are taken from the end, so the first page of states fills from its beginning.
         self._spare = list(range(STATES - 1, -1, -1))
         self._live: dict[int, tuple[int, int]] = {}
 
     def collect(self) -> None:
-        """Take back what the consumer has let go of."""
+        """Take back the blocks that the consumer has released."""
         memory, states = self._memory, self._states
         for slot in [slot for slot in self._live if memory[states + slot] == _FREE]:
             self._extents.give(*self._live.pop(slot))
             self._spare.append(slot)
 
     def take(self, size_bytes: int) -> "Block | None":
-        """Return a block of ``size_bytes``, held; ``None`` where so much is not free."""
+        """Return a block of ``size_bytes``, held; ``None`` if that much is not free."""
         if not self._spare or (start := self._extents.take(size_bytes)) is None:
             return None
         slot = self._spare.pop()
         self._live[slot] = start, size_bytes
-        # Before the message is sent: a state that was set after it could undo the consumer's.
+        # Set before the message is sent: setting it later could undo the consumer's change.
         self._memory[self._states + slot] = _HELD
         return Block(self, slot, self._base + start, size_bytes)
 
     def release(self, blocks: Iterable["Block"]) -> None:
-        """Free blocks that were sent to nobody, with the next ``collect``."""
+        """Free blocks that were never sent, at the next ``collect``."""
         for block in blocks:
             self._memory[self._states + block.slot] = _FREE
 
@@ -241,7 +241,7 @@ class WorkersRoom:
 
 
 class Block:
-    """Bytes of a worker's region."""
+    """A range of a worker's region."""
 
     __slots__ = ("room", "size_bytes", "slot", "start")
 

@@ -1,10 +1,10 @@
 """A batch as a worker sends it: a short message, and plain tensors in shared memory.
 
-Whatever is no plain tensor of the processor's memory, or finds no room, goes torch's own way
-beside the others.
+Anything else than a plain tensor in the CPU's memory, or a tensor for which there is no room, is sent in torch's own
+way.
 
-The message is written by the worker itself, not by a thread of its own: it is in the pipe before the next batch is
-begun, so a worker that stops has stopped at the first batch that did not come. It also saves a change of threads
+The worker itself writes the message, without an extra thread. So the message is in the pipe before the next batch
+begins, and a worker that stops has stopped at the first batch that did not arrive. This also saves a change of threads
 for every batch.
 """
 
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _INLINE_BYTES = 2_048
-"""Smaller tensors travel in the message: a block would cost more."""
+"""Size below which tensors travel in the message, because a block would cost more."""
 _DTYPES = frozenset(
     {
         torch.bool,
@@ -55,7 +55,7 @@ _DTYPES = frozenset(
 
 
 class Sealed:
-    """A batch that is pickled already: the worker may go on while it travels."""
+    """A batch that is pickled already, so that the worker may continue while it travels."""
 
     __slots__ = ("data", "slots")
 
@@ -73,7 +73,7 @@ class SealingCollate:
     pickler: "type[LayingPickler]"
 
     def __init__(self, collate: Callable[[Any], Any], room: Room) -> None:
-        """Follow ``collate``, which the user gave or torch chose."""
+        """Wrap ``collate``, which the user gave or torch chose."""
         self._collate, self._room = collate, room
         self._own: WorkersRoom | None = None
         self._made: dict[int, Block] = {}
@@ -82,7 +82,7 @@ class SealingCollate:
         """Return the message of the batch."""
         if self._own is None:
             self._own = self._begin()
-        # Before the batch is made, so that it finds the room that the trainer has given back.
+        # Called before the batch is made, so that it finds the room that the trainer has given back.
         self._own.collect()
         data, sent = io.BytesIO(), list[Block]()
         try:
@@ -92,21 +92,21 @@ class SealingCollate:
             self._own.release(sent)
             raise
         finally:
-            # What was laid out and is in no message.
+            # Blocks that were laid out but are in no message.
             self._own.release(self._made.values())
             self._made.clear()
         return Sealed(data.getvalue(), tuple(block.slot for block in sent))
 
     def _begin(self) -> WorkersRoom:
-        """Have torch's collate stack into this worker's memory: the only copy there is.
+        """Have torch's collate stack into this worker's memory, which is then the only copy.
 
-        Another collate_fn may keep what torch's made for it, so that goes to memory of its own.
+        Another ``collate_fn`` may keep the result of torch's, so its batches go to memory of their own.
         """
-        # Where the user has put one of his own there, that one decides.
+        # If the user has registered a function of their own there, it takes precedence.
         if default_collate_fn_map.get(torch.Tensor) is collate_tensor_fn:
-            # This worker's copy of torch alone is changed.
+            # Only this worker's copy of torch is changed.
             direct = self._collate is default_collate
-            # In a worker torch's own function takes shared memory of its own, to be copied into ours.
+            # In a worker, torch's own function would allocate its own shared memory, which would be copied into ours.
             default_collate_fn_map[torch.Tensor] = self._stack if direct else _stack_apart
         return WorkersRoom(self._room, self._region())
 
@@ -143,25 +143,25 @@ def _is_plain(tensor: Any) -> bool:
 
 
 def _is_values(tensor: torch.Tensor) -> bool:
-    """Whether its storage says all of it."""
+    """Whether its storage describes the tensor completely."""
     lazy = tensor.is_conj() or tensor.is_neg()
     return not lazy and not tensor.requires_grad and tensor.numel() > 0
 
 
 class LayingPickler(pickle.Pickler):
-    """A pickler that lays plain tensors into a worker's memory; the others go whole, in the message."""
+    """A pickler that lays plain tensors into a worker's memory; others are pickled whole, in the message."""
 
     def __init__(
         self, data: io.BytesIO, room: WorkersRoom, made: dict[int, Block], sent: list[Block]
     ) -> None:
-        """Write to ``data``; blocks go from ``made``, by their address, to ``sent``."""
+        """Write to ``data``; sent blocks move from ``made``, by their address, to ``sent``."""
         super().__init__(data, pickle.HIGHEST_PROTOCOL)
         self._room, self._made, self._blocks = room, made, sent
         self._first: dict[int, torch.Tensor] = {}
 
     @override
     def reducer_override(self, thing: Any) -> Any:
-        """Return how to pickle a tensor, or that it goes as it would without us."""
+        """Return how to pickle a tensor, or that it is pickled in the default way."""
         if type(thing) is torch.Tensor and _is_plain(thing) and _is_values(thing):
             return self._tensor(thing)
         return NotImplemented
@@ -171,16 +171,16 @@ class LayingPickler(pickle.Pickler):
         size_bytes, own_bytes = storage.nbytes(), thing.numel() * thing.element_size()
         whole = size_bytes == own_bytes and thing.is_contiguous()
         at = storage.data_ptr()
-        # Two tensors of one storage come out as two of one, as they do by torch's way.
+        # Two tensors of one storage share a storage on arrival too, as in torch's own way.
         if at in self._first:
             return _as_view, (self._first[at], *_form(thing))
-        # Up to twice its own bytes a storage goes whole, and views share it there as here; beyond it costs too much.
+        # Up to twice its tensor's bytes, a storage is sent whole, and views share it. A larger one costs too much.
         if size_bytes > 2 * own_bytes or size_bytes % thing.element_size():
             return self._part(thing)
         sent = self._sent(thing if whole else _flat(thing), at)
         if sent is NotImplemented:
             return NotImplemented
-        # Held until the batch is pickled, so that no later storage gets the same address.
+        # Kept until the batch is pickled, so that no later storage gets the same address.
         self._first[at] = thing
         make, arguments = sent
         if whole:
@@ -188,7 +188,7 @@ class LayingPickler(pickle.Pickler):
         return _strided, (make, arguments, *_form(thing)[1:])
 
     def _part(self, thing: torch.Tensor) -> Any:
-        """Send a small part of a large storage alone, where its layout can be kept."""
+        """Send only a small part of a large storage, if its layout can be kept."""
         if not thing.is_contiguous():
             return NotImplemented
         sent = self._sent(thing, None)
@@ -226,7 +226,7 @@ def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _inline(data: bytes, dtype: torch.dtype) -> torch.Tensor:
-    # A copy, which can be written: torch warns of tensors over bytes.
+    # A writable copy, because torch warns of tensors over bytes.
     return torch.frombuffer(bytearray(data), dtype=dtype)
 
 
@@ -243,24 +243,24 @@ def _strided(
 def _as_view(
     first: torch.Tensor, dtype: torch.dtype, shape: Any, stride: Any, offset: int
 ) -> torch.Tensor:
-    """Return another view of a storage that came already."""
+    """Return another view of a storage that has arrived already."""
     return torch.empty(0, dtype=dtype).set_(first.untyped_storage(), offset, shape, stride)
 
 
 class BatchPickler(LayingPickler, ForkingPickler):
-    """The same with torch's way for the others: memory of their own, by descriptors."""
+    """The same, with torch's way for the other tensors: memory of their own, passed by descriptors."""
 
 
 SealingCollate.pickler = BatchPickler
 
 
 _DIRECT_BYTES = 4_096 - 4
-"""A message that the kernel writes whole or not at all, with the length before it."""
+"""Largest message that the kernel writes whole or not at all, without the length before it."""
 _PIPE_BYTES = 1 << 20
 
 
 class _Counted:
-    """What a queue's thread writes with: counts the messages that it has not written yet."""
+    """The write function of a queue's thread, which counts the messages that it has not written yet."""
 
     def __init__(self, send_bytes: Callable[[Any], None]) -> None:
         self._send_bytes = send_bytes
@@ -268,23 +268,23 @@ class _Counted:
         self.left = 0
 
     def expect(self) -> None:
-        """Count one more."""
+        """Count one more message."""
         with self._lock:
             self.left += 1
 
     def __call__(self, data: Any) -> None:
-        """Write one."""
+        """Write one message."""
         self._send_bytes(data)
         with self._lock:
             self.left -= 1
 
 
 class DirectQueue(Queue):  # type: ignore[type-arg]
-    """A queue whose short messages are written where ``put`` is called.
+    """A queue whose short messages are written in the call of ``put``.
 
-    Longer ones go by the queue's own thread: a worker must not wait for a trainer that does not read. So do those
-    that come behind them, until the thread has none: a worker's last message says that it has ended, and
-    torch looks for none of its batches after it.
+    Longer messages go through the queue's own thread, because a worker must not wait for a trainer that does not read.
+    Messages after a long one also go through the thread until it is empty. The reason is that a worker's last message
+    says that it has ended, and torch expects none of its batches after that.
     """
 
     _wlock: Any
@@ -294,7 +294,7 @@ class DirectQueue(Queue):  # type: ignore[type-arg]
     _counted: _Counted | None = None
 
     def widen(self) -> None:
-        """Have the pipe hold the messages of many workers; where that is refused, it holds 64 KiB."""
+        """Enlarge the pipe so that it fits the messages of many workers; if that is refused, it fits 64 KiB."""
         with contextlib.suppress(OSError):
             fcntl.fcntl(self._writer.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
@@ -304,29 +304,29 @@ class DirectQueue(Queue):  # type: ignore[type-arg]
         if len(data) > _DIRECT_BYTES or (self._counted is not None and self._counted.left):
             self._put_by_thread(obj, block, timeout)
             return
-        # As in the queue's own ``put``: whoever takes a message releases it once.
+        # As in the queue's own ``put``: the receiver of a message releases the semaphore once.
         self._sem.acquire()
         with self._wlock:
             self._writer.send_bytes(data)
 
     def _put_by_thread(self, obj: Any, block: bool, timeout: float | None) -> None:
         if self._counted is None:
-            # In the worker, before the thread begins: it writes with what it finds here.
+            # In the worker, before the thread begins, because it writes with the function that it finds here.
             self._send_bytes = self._counted = _Counted(self._send_bytes)
         self._counted.expect()
         super().put(obj, block, timeout)
 
 
 class DirectContext:
-    """A multiprocessing context as torch's iterator asks it: its first queue is that of the results."""
+    """A multiprocessing context for torch's iterator, whose first queue is that of the results."""
 
     def __init__(self, context: Any) -> None:
-        """Stand for ``context``, or for a module that has its functions."""
+        """Wrap ``context``, or a module that has its functions."""
         self._context = context
         self._asked = False
 
     def Queue(self) -> Any:  # noqa: N802 -- the context's own name
-        """Return a direct queue, and then the context's own."""
+        """Return a direct queue at the first call, and then the context's own queues."""
         if self._asked:
             return self._context.Queue()
         self._asked = True
