@@ -9,9 +9,9 @@
       shard-00002-....safetensors
     step-00000040.partial/          being written, or left by a crash; never read
 
-Tensors go through torch's distributed checkpoint (DCP) in its safetensors form, whose
-files hold JSON and numbers only; any number of ranks can load what any number saved.
-There is no RNG to save: randomness is a function of seed and position.
+Tensors go through torch's distributed checkpoint (DCP) in its safetensors form, whose files contain only JSON and
+numbers. Any number of ranks can load what any number saved. No RNG state is saved, because randomness is a function of
+seed and position.
 """
 
 import shutil
@@ -94,14 +94,14 @@ class Checkpoints(Saving[Path]):
         partial = final.with_name(final.name + _PARTIAL_SUFFIX)
         if final.exists():
             raise StateError(f"{final} exists already; resume from it, or move it away")
-        # Of all ranks: a tensor that is shared out tells the bytes of all of it.
+        # Bytes of all ranks: a sharded tensor reports the bytes of the whole tensor.
         need = sum(tensor.nbytes for tensor in tensors.values())
         if self._rank == 0:
-            # Before room is measured: what a crash has left takes some of it.
+            # This comes before room is measured, because leftovers of a crash take some of it.
             self._sweep()
         require_room(str(final), need, self._room, self._group)
         if self._rank == 0:
-            # The sweep has removed what was there: another one now would be of another job's save.
+            # The sweep has removed what was there, so a new folder would belong to another job's save.
             partial.mkdir()
         self._barrier()
         try:
@@ -143,7 +143,7 @@ class Checkpoints(Saving[Path]):
         saved = meta.get("model")
         assert isinstance(saved, dict), "the digest of meta.json fits, so its form does"
         require_same_model(path, saved, self._model_config)
-        # Before the first tensor is read: what is loaded in place cannot be taken back.
+        # This comes before the first tensor is read, because loading in place cannot be undone.
         self._verify(path, meta)
         tensors = tensors_of(model, optimizer, self._groups)
         with own_errors(str(path), "resume from an earlier checkpoint"):
@@ -155,7 +155,7 @@ class Checkpoints(Saving[Path]):
             )
         progress = meta.get("progress", {})
         assert isinstance(progress, dict), "the digest of meta.json fits, so its form does"
-        # Bytes that were compared with the digest in meta.json above.
+        # These bytes were compared above with the digest in meta.json.
         loader_state = orjson.loads((path / LOADER).read_bytes())
         return Restored(step=step, loader_state=loader_state, progress=progress)
 
@@ -169,7 +169,7 @@ class Checkpoints(Saving[Path]):
         digests: dict[str, FileDigest],
         about: JsonObject,
     ) -> NoRoomError | None:
-        """Commit, and return the error of a disk that is full by now: all ranks must hear of it."""
+        """Commit; return the error if the disk is full by now, because all ranks must learn of it."""
         try:
             self._commit(partial, final, digests, about)
         except OSError as error:
@@ -180,7 +180,7 @@ class Checkpoints(Saving[Path]):
         return None
 
     def _require_committed(self, final: Path, fault: NoRoomError | None) -> None:
-        """Wait for the commit by rank 0, and raise its fault on all ranks."""
+        """Wait for the commit by rank 0, and raise its error on all ranks."""
         told = torch.tensor(fault is not None)
         if self._group is not None:
             dist.broadcast(told, group_src=0, group=self._group)
@@ -197,11 +197,11 @@ class Checkpoints(Saving[Path]):
             shutil.rmtree(entry)
 
     def _gathered_digests(self, partial: Path) -> dict[str, FileDigest]:
-        """Have every rank read its own file back; return the digests of all on rank 0, which commits, else none."""
+        """Have every rank read its own file; return all digests on rank 0, which commits, and none on other ranks."""
         own = sorted(partial.glob(f"shard-{self._rank + 1:05d}-*.safetensors"))
         # A rank that was dealt no tensor has written no file.
         digest = FileDigest.of(own[0]) if own else FileDigest(size_bytes=-1, xxh3=0)
-        # Two signed halves: a checksum does not fit a signed 64-bit element.
+        # Two signed halves, because a checksum does not fit a signed 64-bit element.
         row = torch.tensor([digest.size_bytes, digest.xxh3 >> 32, digest.xxh3 & 0xFFFFFFFF])
         rows = [torch.empty_like(row) for _ in range(self._world_size)]
         if self._group is None:
@@ -210,7 +210,7 @@ class Checkpoints(Saving[Path]):
             dist.all_gather(rows, row, group=self._group)
         found: dict[str, FileDigest] = {}
         if self._rank != 0:
-            return found  # rank 0 may have committed by now: the folder has another name
+            return found  # rank 0 may have committed by now, under another folder name
         # DCP numbers shards by their ranks, from 1.
         for i, (size_bytes, high, low) in enumerate((r.tolist() for r in rows), start=1):
             for file in sorted(partial.glob(f"shard-{i:05d}-*.safetensors")):
@@ -234,14 +234,14 @@ class Checkpoints(Saving[Path]):
             "files": {name: digest.to_json() for name, digest in digests.items()},
         }
         write_sealed_json(partial / META, meta)
-        # DCP has synced the shards, and the two files were written synced; their names are not on storage yet.
+        # DCP has synced the shards, and the two files were written synced, but their names are not on storage yet.
         sync_folder(partial)
         # The commit: until here a reader sees no checkpoint, from here on a whole one.
         partial.rename(final)
         sync_folder(self.folder)
-        # Only behind the commit: at no moment are there fewer than are to be kept.
+        # Removed only after the commit, so that there are never fewer checkpoints than must be kept.
         for step in steps_in(self.folder)[: -self._keep]:
-            # Renamed first: deleting takes time, and half a checkpoint must not look whole.
+            # Renamed first, because deleting takes time, and half a checkpoint must not look whole.
             old = path_of(self.folder, step)
             shutil.rmtree(old.rename(old.with_name(old.name + _PARTIAL_SUFFIX)))
 
@@ -249,7 +249,7 @@ class Checkpoints(Saving[Path]):
         """Check every file once, spread over the ranks; all ranks raise if one finds a fault."""
         listed = meta.get("files")
         assert isinstance(listed, dict), "the digest of meta.json fits, so its form does"
-        # In one order on all ranks: each takes its share by a file's place in it.
+        # In one order on all ranks, because each takes its share by a file's position.
         names = sorted(listed)
         # DCP reads every shard in the folder, whether it was saved with the others or not.
         present = {file.name for file in path.glob("*.safetensors")}
@@ -263,7 +263,7 @@ class Checkpoints(Saving[Path]):
             if i % self._world_size == self._rank
             and (fault := FileDigest.from_json(listed[name]).fault_in(path / name)) is not None
         ]
-        # Told to all: one that finds nothing would wait for the others in the load's first collective.
+        # All ranks learn the result. Otherwise one without a fault would wait for the others in the first collective.
         worst = torch.tensor(faults[0][0] if faults else -1)
         if self._group is not None:
             dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=self._group)

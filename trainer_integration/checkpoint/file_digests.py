@@ -24,17 +24,17 @@ __all__ = [
 
 _READ_BYTES = 4 << 20
 _MOST_BYTES = 256 << 20
-"""Of a list: a million files."""
+"""Size of a list, which allows a million files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileDigest:
-    """What a file must be."""
+    """Expected size and checksum of a file."""
 
     size_bytes: int
     """Its size."""
     xxh3: int
-    """Its 64-bit XXH3."""
+    """64-bit XXH3 of the content."""
 
     @classmethod
     def of(cls, file: Path) -> Self:
@@ -47,8 +47,8 @@ class FileDigest:
         return cls(size_bytes=size_bytes, xxh3=digest.intdigest())
 
     def fault_in(self, file: Path) -> str | None:
-        """Return what is wrong with ``file``, None where nothing is."""
-        # Sizes first: they cost no read, and a file that was cut short shows there.
+        """Return what is wrong with ``file``; ``None`` if nothing is."""
+        # Sizes are checked first: this costs no read, and finds a truncated file.
         if (fault := self.size_fault_in(file)) is not None:
             return fault
         try:
@@ -62,7 +62,7 @@ class FileDigest:
         return None
 
     def size_fault_in(self, file: Path) -> str | None:
-        """Return what is wrong with ``file`` that shows without reading it."""
+        """Return what is wrong with ``file``, as far as this shows without reading it."""
         if not file.is_file():
             return f"{file} is missing, {self.size_bytes} bytes were saved"
         if (size_bytes := file.stat().st_size) != self.size_bytes:
@@ -75,10 +75,10 @@ class FileDigest:
 
     @classmethod
     def from_json(cls, value: Json) -> Self:
-        """Read what ``to_json`` wrote.
+        """Read the result of ``to_json``.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: The value is something else.
         """
         match value:
             case {"size_bytes": int(size_bytes), "xxh3": str(xxh3)}:
@@ -92,25 +92,25 @@ def write_synced(file: Path, data: bytes) -> None:
     with file.open("wb") as stream:
         stream.write(data)
         stream.flush()
-        # The names of checkpoints are committed after their bytes: a rename may reach the disk before what it names.
+        # The names of checkpoints are committed after their bytes: a rename may reach the disk before the bytes.
         os.fsync(stream.fileno())
 
 
 def sealed_json(value: Mapping[str, Json]) -> bytes:
-    """Return ``value`` as JSON that carries a digest of itself."""
+    """Return ``value`` as JSON that includes a digest of itself."""
     sealed = {**value, "blake2b": json_digest(value)}
     return orjson.dumps(sealed, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
 
 
 def unsealed_json(data: bytes, *, name: str) -> JsonObject:
-    """Read what ``sealed_json`` made.
+    """Read the result of ``sealed_json``.
 
     Args:
         data: The bytes.
-        name: Of their file, for messages.
+        name: Name of their file, for messages.
 
     Raises:
-        IntegrityError: They are not such JSON, or the digest does not fit.
+        IntegrityError: The bytes are no such JSON, or the digest does not match.
     """
     try:
         value = orjson.loads(data)
@@ -133,10 +133,10 @@ def write_sealed_json(file: Path, value: Mapping[str, Json]) -> None:
 
 
 def read_sealed_json(file: Path) -> JsonObject:
-    """Read what ``write_sealed_json`` wrote.
+    """Read the file that ``write_sealed_json`` wrote.
 
     Raises:
-        IntegrityError: The file is missing, is not such JSON, or its digest does not fit.
+        IntegrityError: The file is missing, is no such JSON, or its digest does not match.
     """
     try:
         data = read_kept_file(file, most_bytes=_MOST_BYTES, what="a list of a checkpoint's files")

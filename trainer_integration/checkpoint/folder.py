@@ -1,4 +1,4 @@
-"""Committed checkpoints on disk, without torch: which there are, and the loader state in them."""
+"""Committed checkpoints on disk, without torch: their steps, and the loader states in them."""
 
 import re
 from pathlib import Path
@@ -19,13 +19,13 @@ __all__ = [
 ]
 
 VERSION = 1
-"""Version of the form of a checkpoint."""
+"""Version of the format of a checkpoint."""
 META = "meta.json"
-"""File that says what a checkpoint holds."""
+"""File that describes the content of a checkpoint."""
 LOADER = "loader.json"
 """File of the data plane's state in a checkpoint."""
 
-# The whole name: one that ends in ``.partial`` or ``.aside-1`` is no checkpoint.
+# The whole name must match: a name that ends in ``.partial`` or ``.aside-1`` is no checkpoint.
 _COMMITTED = re.compile(r"step-(\d{8,})")
 
 
@@ -43,7 +43,7 @@ def path_of(folder: Path, step: int) -> Path:
 
 
 def loader_state_of(path: Path) -> JsonObject:
-    """Return the data plane's state in a committed checkpoint; of the tensors, only sizes are looked at.
+    """Return the data plane's state in a committed checkpoint; only the sizes of tensors are checked.
 
     Raises:
         IntegrityError: The state is not what was saved, or a file is missing or of another size.
@@ -55,7 +55,7 @@ def loader_state_of(path: Path) -> JsonObject:
     assert isinstance(files, dict), "the digest of meta.json fits, so its form does"
     digests = {name: FileDigest.from_json(digest) for name, digest in files.items()}
     sizes = (digest.size_fault_in(path / name) for name, digest in sorted(digests.items()))
-    # The state is read whole, as the data plane opens with it; ranks compare every byte of the tensors as they load.
+    # The state is read whole, because the data plane opens with it; ranks check every byte of tensors when they load.
     fault = digests[LOADER].fault_in(path / LOADER) or next(filter(None, sizes), None)
     if fault is not None:
         raise IntegrityError(f"{fault}; resume from an earlier checkpoint")

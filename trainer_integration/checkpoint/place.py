@@ -1,4 +1,4 @@
-"""Where the checkpoints of a run lie: a folder, or a folder of a striped namespace. Free of torch."""
+"""Where the checkpoints of a run are: a folder, or a folder of a striped namespace. Free of torch."""
 
 import itertools
 import re
@@ -30,11 +30,11 @@ _STEP = re.compile(r"step-(\d{8,})")
 
 
 class CheckpointPlace(Protocol):
-    """The committed checkpoints of a run, for whoever starts it."""
+    """The committed checkpoints of a run, for the process that starts it."""
 
     @property
     def location(self) -> str:
-        """Path or URL for people."""
+        """Path or URL for messages."""
         ...
 
     def steps(self) -> tuple[int, ...]:
@@ -45,18 +45,18 @@ class CheckpointPlace(Protocol):
         """Return the data plane's state in a committed checkpoint; no tensor is read.
 
         Raises:
-            IntegrityError: It is not what was saved, or another file is missing or of another size.
-            StateError: It was written by another release.
+            IntegrityError: The state is not what was saved, or another file is missing or of another size.
+            StateError: The checkpoint was written by another release.
         """
         ...
 
     def set_aside(self, step: int) -> str:
-        """Rename a committed checkpoint, so that it is none any more; return its new name."""
+        """Rename a committed checkpoint, so that it no longer counts as one; return its new name."""
         ...
 
 
 class FolderPlace(CheckpointPlace):
-    """Checkpoints in a folder, by ``Checkpoints``."""
+    """Checkpoints in a folder, written by ``Checkpoints``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -77,16 +77,16 @@ class FolderPlace(CheckpointPlace):
     @override
     def set_aside(self, step: int) -> str:
         path = checkpoint_folder.path_of(self.folder, step)
-        # A step may be set aside twice, as where a run is resumed from an earlier one again and again.
+        # A step may be set aside more than once, for instance if a run is repeatedly resumed from an earlier step.
         aside = _free_name(path.name, {entry.name for entry in self.folder.iterdir()})
         path.rename(self.folder / aside)
-        # Or a power cut would bring the old name back, to be resumed from again.
+        # Otherwise a power cut could bring the old name back, and the run would resume from it.
         sync_folder(self.folder)
         return aside
 
 
 class StorePlace(CheckpointPlace):
-    """Checkpoints in a folder of a striped namespace, by ``StripedCheckpoints``.
+    """Checkpoints in a folder of a striped namespace, written by ``StripedCheckpoints``.
 
     A checkpoint is committed by its index: ``step-00000020/index.json``.
     """
@@ -137,11 +137,11 @@ class StorePlace(CheckpointPlace):
         return tuple(step for step, whole in self._found() if whole)
 
     def unfinished(self) -> tuple[int, ...]:
-        """Return the steps of folders without an index: being written or removed, or left by a crash."""
+        """Return the steps of folders without an index, which are being written or removed, or were left by a crash."""
         return tuple(step for step, whole in self._found() if not whole)
 
     def remove(self, step: int) -> None:
-        """Remove a checkpoint: its index first, so that half of one never looks whole."""
+        """Remove a checkpoint, its index first, so that half of a checkpoint never looks whole."""
         path = self.path_of(step)
         names = [info.name for info in self.files.listing(path)]
         for name in sorted(names, key=lambda name: name != INDEX):
@@ -153,14 +153,14 @@ class StorePlace(CheckpointPlace):
             infos = self.files.listing(self.folder)
         except FileNotFoundError:
             return []
-        # The whole name: what was set aside is no checkpoint any more.
+        # The whole name must match, because a checkpoint that was set aside no longer counts.
         matches = (_STEP.fullmatch(info.name) for info in infos if info.kind == "directory")
         steps = sorted(int(match[1]) for match in matches if match)
         return [(step, self._is_whole(step)) for step in steps]
 
     def _is_whole(self, step: int) -> bool:
         try:
-            # By the index alone: it is written last and removed first.
+            # The index alone decides, because it is written last and removed first.
             self.files.stat(f"{self.path_of(step)}/{INDEX}")
         except FileNotFoundError:
             return False
@@ -172,7 +172,7 @@ def _free_name(name: str, taken: Container[str]) -> str:
 
 
 def is_store(location: str) -> bool:
-    """Tell whether a location of checkpoints is a store's URL; if not, it is a folder."""
+    """Return whether a location of checkpoints is a store's URL; otherwise it is a folder."""
     return "://" in location
 
 

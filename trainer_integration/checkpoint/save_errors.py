@@ -1,4 +1,4 @@
-"""What can go wrong with a save or a load of all ranks, as errors of this project: a full disk above all."""
+"""Failures of a save or a load by all ranks, as errors of this project; above all, a full disk."""
 
 import errno
 import os
@@ -17,14 +17,14 @@ __all__ = ["NoRoomError", "Room", "is_full", "no_room", "own_errors", "require_r
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _MARGIN_BYTES = 1 << 20
-"""What files take beside their tensors: heads, names, the index."""
+"""Extra bytes of files in addition to their tensors: headers, names, the index."""
 
 Room = Callable[[], int | None]
-"""Bytes that are free where checkpoints go; ``None`` where nobody can tell."""
+"""Returns the free bytes where checkpoints go; ``None`` if they are unknown."""
 
 
 class NoRoomError(StateError):
-    """A checkpoint does not fit. Not tried again: a restart would train up to the same save."""
+    """A checkpoint does not fit. This is not retried, because a restart would train up to the same save."""
 
 
 def require_room(
@@ -34,15 +34,15 @@ def require_room(
 
     Args:
         where: The checkpoint, for messages.
-        tensor_bytes: Of all ranks together.
-        room: Asked on one rank, so that all decide alike.
+        tensor_bytes: Bytes of all ranks together.
+        room: Asked on one rank, so that all ranks decide alike.
         group: The ranks, which all call this; None for one process.
 
     Raises:
-        NoRoomError: Naming what is needed and what is free.
+        NoRoomError: The message names the needed and the free bytes.
     """
     need = tensor_bytes + _MARGIN_BYTES
-    # No tensor holds None, and ranks that know different sizes would decide differently.
+    # A tensor cannot contain None, and ranks with different sizes would decide differently.
     free = -1
     if group is None or dist.get_rank(group) == 0:
         found = room()
@@ -72,27 +72,27 @@ def no_room(where: str, need: int, free: int | None, cause: str = "") -> NoRoomE
 def own_errors(
     where: str, remedy: str, *, need: int = 0, room: Room | None = None
 ) -> Iterator[None]:
-    """Raise what went wrong on a rank as it was; DCP wraps it in a ``BaseException`` of its own.
+    """Raise a rank's error as it was, because DCP wraps it in a ``BaseException`` of its own.
 
     Args:
         where: The checkpoint, for messages.
-        remedy: What to do about a fault that is no error of this project.
+        remedy: Remedy for an error that is not one of this project.
         need: Bytes of a save, for messages.
-        room: Given for a save.
+        room: Returns the free bytes; given for a save.
 
     Raises:
-        OmniloadError: As a rank raised it.
-        NoRoomError: The disk is full, the quota reached or a file too long.
+        OmniloadError: The error that a rank raised.
+        NoRoomError: The disk is full, the quota is reached or a file is too long.
         UnavailableError: Another error of the system.
-        StateError: Anything else.
+        StateError: Any other error.
     """
     try:
         with warnings.catch_warnings():
-            # DCP warns of a rank alone, which asked for that by ``no_dist``.
+            # DCP warns of a single rank, which was requested by ``no_dist``.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             yield
     except CheckpointException as failure:
-        # One of them: ranks fail together, most of them as another did.
+        # Only one is raised, because ranks fail together, most of them as a consequence of another's error.
         rank, (error, _) = min(failure.failures.items(), key=_gravity)
         if isinstance(error, OmniloadError):
             error.add_note(f"on rank {rank}")
@@ -101,7 +101,7 @@ def own_errors(
         if room is not None and is_full(error):
             free: int | None = None
             with suppress(OSError, OmniloadError):
-                # For the message alone: that it fails too must not hide why the save did.
+                # Used only for the message, so its own failure must not hide why the save failed.
                 free = room()
             raise no_room(where, need, free, said) from failure
         if isinstance(error, OSError):
@@ -112,14 +112,14 @@ def own_errors(
 
 
 def is_full(error: BaseException) -> bool:
-    """Tell whether an error says that there is no room; one of another language says so by its words."""
+    """Return whether an error means that there is no room; for an error of another language, its text decides."""
     if isinstance(error, OSError):
         return error.errno in _FULL
-    # Rust's and C++'s errors bring the system's words and not its number.
+    # Errors of Rust and C++ contain the system's words, but not its number.
     return any(os.strerror(number).lower() in str(error).lower() for number in _FULL)
 
 
 def _gravity(failed: tuple[int, tuple[BaseException, object]]) -> tuple[bool, int]:
-    """Sort errors of this project first: others may follow from one of them."""
+    """Return a sort key that puts errors of this project first, because others may follow from one of them."""
     rank, (error, _) = failed
     return not isinstance(error, OmniloadError), rank

@@ -1,12 +1,12 @@
-"""Saving by all ranks together, wherever the checkpoint goes, at once or beside training.
+"""Saving by all ranks together, wherever the checkpoint goes: either at once, or in parallel with training.
 
-Beside training, the tensors are copied to the host, and a thread writes the copy::
+In parallel with training, the tensors are copied to the host, and a thread writes the copy::
 
     training   step 18  19 │copy│ 20  21  22  23 ...                 stands still for the copy
     thread                      └ write, digest, commit ┘            messages over a group of its own
 
-One save at a time: the next waits for the last. A checkpoint counts once it is committed, so a
-process that ends in between leaves what a save that was cut off leaves.
+There is one save at a time: the next waits for the last. A checkpoint counts once it is committed, so a process that
+ends before that leaves the same as a save that was cut off.
 """
 
 import time
@@ -31,9 +31,9 @@ from trainer_integration.moe.parallel.process_groups import ProcessGroups
 __all__ = ["ALONE", "BackgroundSaver", "Saved", "Saving", "groups_for_saving"]
 
 Committed = TypeVar("Committed")
-"""Names a committed checkpoint: a folder here, or one within a namespace."""
+"""Name of a committed checkpoint: a folder here, or one within a namespace."""
 ALONE = ProcessGroups()
-"""Of one rank."""
+"""Groups of a single rank."""
 
 
 class Saving(ABC, Generic[Committed]):
@@ -59,27 +59,27 @@ class Saving(ABC, Generic[Committed]):
         Args:
             step: Steps done.
             model: Its parameters are saved.
-            optimizer: Has state: one of torch's has taken a step.
+            optimizer: Must have state: an optimiser of torch must have taken a step.
             loader_state: The data plane's state after the same steps; rank 0's is saved.
-            progress: Of the training besides; rank 0's is saved.
+            progress: Other progress of the training; rank 0's is saved.
 
         Returns:
             The committed folder.
 
         Raises:
-            NoRoomError: It does not fit; what was written of it is removed.
+            NoRoomError: It does not fit; the part that was written is removed.
             StateError: A checkpoint of this step exists, or the optimiser has no state.
             UnavailableError: The store does not answer.
         """
         return self.write(step, self.tensors_at(step, model, optimizer), loader_state, progress)
 
     def tensors_at(self, step: int, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-        """Return what ``write`` takes.
+        """Return the tensors that ``write`` takes.
 
         Raises:
             StateError: The optimiser has no state.
         """
-        # torch's makes its state in its first step; saved before, it would be missing in the checkpoint.
+        # torch's optimisers create their state in the first step; a checkpoint saved before would lack it.
         if not optimizer.state:
             raise StateError(f"the optimiser has no state at step {step}; save after a step")
         return tensors_of(model, optimizer, self._groups)
@@ -95,14 +95,14 @@ class Saving(ABC, Generic[Committed]):
         Args:
             model: Built from the same configuration; any number of ranks.
             optimizer: Its optimiser, used or fresh.
-            step: Which checkpoint; None takes the newest.
+            step: Step of the checkpoint; None takes the newest.
 
         Returns:
-            What else was saved; None where there is no checkpoint.
+            The other saved values; None if there is no checkpoint.
 
         Raises:
             IntegrityError: A part is missing or not what was saved; raised on all ranks.
-            StateError: Written by another release or for another model, or not there.
+            StateError: The checkpoint is of another release or another model, or does not exist.
             UnavailableError: The store does not answer.
         """
 
@@ -118,7 +118,7 @@ class Saving(ABC, Generic[Committed]):
 
 
 _LONGEST_S = 3600.0
-"""Of a message between the ranks of a save: the slowest of them may write for long."""
+"""Limit for a message between the ranks of a save, because the slowest rank may write for long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,17 +127,17 @@ class Saved:
 
     step: int
     took_s: float
-    """From the copy to the commit."""
+    """Seconds from the copy to the commit."""
 
 
 def groups_for_saving(groups: ProcessGroups) -> ProcessGroups:
-    """Return the groups with another for the messages of saves, so that they do not mix with those of steps.
+    """Return groups with a separate one for the messages of saves, so that they do not mix with those of steps.
 
     All ranks call it.
     """
     if groups.world is None:
         return groups
-    # Gloo pairs messages by their order within a group: those of a save would meet those of a step.
+    # Gloo pairs messages by their order within a group, so messages of a save could be paired with those of a step.
     world = dist.new_group(backend="gloo", timeout=timedelta(seconds=_LONGEST_S))
     return replace(groups, world=world)
 
@@ -148,7 +148,7 @@ class BackgroundSaver:
     def __init__(self, checkpoints: Saving[Any]) -> None:
         """Save by ``checkpoints``, whose group must be of ``groups_for_saving``."""
         self._checkpoints = checkpoints
-        # Daemons: a store that hangs keeps no rank from ending.
+        # Daemon threads, so that a store that hangs does not keep a rank from ending.
         self._pool = DaemonPool(1, "omniload-save")
         self._copy: dict[str, Tensor] = {}
         self._writing: Future[Saved] | None = None
@@ -173,39 +173,39 @@ class BackgroundSaver:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a save has ended that ``finish`` has not told of."""
+        """Whether a save has ended whose result ``finish`` has not returned yet."""
         return self._writing is not None and self._writing.done()
 
     def finish(self) -> Saved | None:
-        """Wait for the save under way; ``None`` where there is none.
+        """Wait for the save under way; ``None`` if there is none.
 
         Raises:
-            OmniloadError: As the save raised it.
+            OmniloadError: The error of the save.
         """
-        # Taken off before it is waited for: a save that failed is told once.
+        # Removed before the wait, so that a failed save is reported once.
         writing, self._writing = self._writing, None
         return None if writing is None else writing.result()
 
     def _take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy into the buffers of the last save, which are made where they do not fit."""
+        """Copy into the buffers of the last save; buffers that do not fit are made anew."""
         for name, tensor in tensors.items():
             buffer = self._copy.get(name)
             if buffer is None or _form_of(buffer) != _form_of(tensor):
-                # Only pinned memory is copied to without waiting.
+                # Copies are asynchronous only to pinned memory.
                 pinned = tensor.device.type == "cuda"
-                # Of a shard too: what it is a shard of stays, wherever its numbers lie.
+                # Also for a shard, whose description stays the same wherever its numbers are.
                 buffer = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
             _held(buffer).copy_(_held(tensor), non_blocking=True)
             self._copy[name] = buffer
         for gone in self._copy.keys() - tensors.keys():
             del self._copy[gone]
-        # Copies from a GPU have only begun above, and the next step writes over what they read.
+        # Copies from a GPU have only begun above, and the next step overwrites their source.
         if any(tensor.device.type == "cuda" for tensor in tensors.values()):
             torch.cuda.synchronize()
 
 
 def _held(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of a tensor, without its gradient."""
+    """Return this rank's part of a tensor, without its gradient."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 

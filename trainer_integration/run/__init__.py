@@ -1,1 +1,1 @@
-"""A run: the launcher, its ranks, their steps, and the log that they leave."""
+"""A run: the launcher, its ranks, their steps, and their log."""

@@ -1,8 +1,7 @@
-"""Measures the crossover of the transports: up to how many experts a token ``a2a`` beats ``ag_rs``.
+"""Measures the crossover of the transports: the number of experts per token up to which ``a2a`` beats ``ag_rs``.
 
-It is measured by ranks on this host, such as will train, for as long as that takes. By bytes the two are level
-where a token has as many experts as there are ranks; by time they differ, as an all-to-all of many
-small parts costs more a byte than a ring does.
+Ranks on this host, like those that will train, measure it. By bytes, the two are equal when a token has as many experts
+as there are ranks. By time they differ, because an all-to-all of many small parts costs more per byte than a ring.
 
 Shape suffixes:
     N  tokens of this rank        K  experts of a token        D  width        E  experts of all ranks
@@ -44,12 +43,12 @@ _Job = tuple[MoEShape, int, int, tuple[int, ...], int]
 def measured(
     peers: Peers, shape: MoEShape, tokens: int, top_ks: Sequence[int], repetitions: int
 ) -> tuple[Measured, ...]:
-    """Time a layer of experts under both transports; all ranks call it together, and have the same answer.
+    """Time a layer of experts under both transports; all ranks call it together, and get the same answer.
 
-    Choices are random and even: what an untrained router does.
+    Choices of experts are random and even, like those of an untrained router.
     """
     experts = Experts(shape, shape.num_experts // peers.size)
-    # Each its own tokens and choices, as ranks that train have.
+    # Each rank has its own tokens and choices, as ranks that train have.
     generator = torch.Generator().manual_seed(peers.rank)
     for parameter in experts.parameters():
         torch.nn.init.normal_(parameter, std=0.02, generator=generator)
@@ -61,16 +60,16 @@ def measured(
         gates_NK = torch.full((tokens, top_k), 1 / top_k)
         took_s: dict[TransportName, list[float]] = {name: [] for name in _NAMES}
         sent: dict[TransportName, int] = {}
-        # In turn: what else the host does then slows both.
+        # Alternately, so that other work of the host slows both.
         for name in _NAMES * (repetitions + 1):  # the first of each warms up
             transport = _transport(name, shape.num_experts, peers, tokens)
-            # Backward sends as much again: it is timed with it, as training pays for both.
+            # Backward sends as much again, and is included, because training pays for both.
             leaf_ND, leaf_NK = x_ND.requires_grad_(), gates_NK.requires_grad_()
             peers.traffic.clear()
             dist.barrier(group=peers.group)
             began_s = time.perf_counter()
             experts(leaf_ND, leaf_NK, experts_NK, transport).sum().backward()
-            # Without a wait for a device: it is measured on CPUs, where a call returns when it is done.
+            # There is no wait for a device, because this is measured on CPUs, where a call returns when it is done.
             took_s[name].append(time.perf_counter() - began_s)
             sent[name] = sum(peers.traffic.values())
         seconds = {name: _slowest(median(took_s[name][1:]), peers) for name in _NAMES}
@@ -80,7 +79,7 @@ def measured(
 
 
 def _slowest(seconds: float, peers: Peers) -> float:
-    """Return the most of what any rank took."""
+    """Return the longest time of any rank."""
     most = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=peers.group)
     return float(most)
@@ -103,16 +102,16 @@ def measured_crossover(
     """Start ``sp`` ranks over gloo and loopback, and have them measure.
 
     Args:
-        shape: Of the layer.
-        sp: Ranks; they divide its experts.
-        tokens: Of a rank.
+        shape: Shape of the layer.
+        sp: Number of ranks, which divide its experts.
+        tokens: Tokens of a rank.
         top_ks: Experts of a token, rising.
-        repetitions: Of each; the median counts.
+        repetitions: Repetitions of each; the median counts.
 
     Raises:
         UnavailableError: A rank did not start, ended, or did not answer in time.
     """
-    # A fork would have the store's sockets without the thread that serves them.
+    # A fork would copy the store's sockets without the thread that serves them.
     context = multiprocessing.get_context("spawn")
     store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
     ours, theirs = context.Pipe(duplex=False)
@@ -127,7 +126,7 @@ def measured_crossover(
             with system_refusals(f"rank {number} of {sp} that measure"):
                 rank.start()
             started.append(rank)
-        # An end of ours would keep the pipe open: that all ranks have ended is told by its end.
+        # This end is closed here, because it would keep the pipe open, whose end shows that all ranks have ended.
         theirs.close()
         limit_s = _START_S * (1 + len(top_ks))
         try:
@@ -141,7 +140,7 @@ def measured_crossover(
             )
     finally:
         for rank in started:
-            # Where one has failed, the others wait for it in a collective.
+            # If one rank has failed, the others wait for it in a collective.
             rank.kill()
             rank.join()
     return Crossover(

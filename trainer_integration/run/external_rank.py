@@ -1,4 +1,4 @@
-"""A rank that torchrun or Slurm started: rank 0 does for the job what our launcher does, beside training.
+"""A rank that torchrun or Slurm started. Rank 0 also does for the job what our launcher does.
 
 ::
 
@@ -6,8 +6,8 @@
     rank 1                                                            read "job" ── join ── train
     rank 2                                                            read "job" ── join ── train
 
-Rank 0 alone reads files and decides, so no rank can train by another mix than it recorded. A start
-that the launcher makes again begins from the newest whole checkpoint.
+Only rank 0 reads files and decides, so no rank can train on another mix than rank 0 recorded. A start that the launcher
+repeats begins from the newest whole checkpoint.
 """
 
 import json
@@ -57,24 +57,24 @@ __all__ = ["Display", "run_rank", "with_slurm_address"]
 
 _LOG = get_logger(__name__)
 _MEET_S = 300.0
-"""Longest that ranks wait for rank 0 to read its files: hosts start at their own pace."""
+"""Longest wait of ranks until rank 0 has read its files, because hosts start at their own pace."""
 _HEAR_S = 60.0
-"""Longest that rank 0 stays, where nothing is to be trained, so that later ranks hear of it."""
+"""Longest stay of rank 0 without any training, so that later ranks learn why."""
 _SOON_S = 1.0
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Of a terminal, of a launcher, and of Slurm before a job's time is up (``--signal=USR1@120``)."""
+"""Signals of a terminal, of a launcher, and of Slurm before a job's time is up (``--signal=USR1@120``)."""
 _LONGEST_CAUSE = 500
 _FIRST_PORT, _NUM_PORTS, _PORTS_A_JOB = 15_000, 10_000, 16
-"""Where ranks of Slurm's steps meet: below Linux's ephemeral ports."""
+"""Ports where ranks of Slurm's steps meet, below Linux's ephemeral ports."""
 _MOST_DIGITS = 18
-"""Of a job's or step's number."""
+"""Digits of a job's or step's number."""
 
 
 class Display(Protocol):
     """Shows a job to a person."""
 
     def expect(self, steps: int, mix: MixConfig, run_dir: Path) -> None:
-        """Say how long the job is, what it trains on, and where its edits are."""
+        """Show the length of the job, its mix, and the folder of its edits."""
         ...
 
     def observe(self, job: object, line: StepLine | EventLine, /) -> None:
@@ -83,10 +83,10 @@ class Display(Protocol):
 
 
 class _Job(StrictModel):
-    """What rank 0 tells the others."""
+    """Message of rank 0 to the others."""
 
     spec: RankSpec | None
-    """Rank 0's specification; ``None`` where nothing is left to train."""
+    """Rank 0's specification; ``None`` if nothing is left to train."""
 
 
 def run_rank(
@@ -102,15 +102,15 @@ def run_rank(
     Args:
         config: The training file; rank 0 reads it.
         launch: Which rank this is.
-        resume: Which checkpoint the first start begins from; later ones take the newest.
-        display: Rank 0's.
+        resume: Checkpoint that the first start begins from; later starts take the newest.
+        display: Rank 0's display.
         profile: First and last step of a trace.
 
     Raises:
-        ConfigError: The files are faulty, or the job has other ranks than they name; on all ranks.
+        ConfigError: The files have faults, or the job has other ranks than they name; on all ranks.
         StateError: The run has checkpoints and ``resume`` is ``never``; on all ranks.
-        IntegrityError: A checkpoint is not what was saved, and set aside where there is an earlier one; or a
-            shard of data is damaged.
+        IntegrityError: A checkpoint is not what was saved; it is set aside if there is an earlier one. Or a shard of
+            data is damaged.
         UnavailableError: Another rank has ended, or does not come.
     """
     set_up_logging(role=f"rank {launch.rank}")
@@ -120,14 +120,14 @@ def run_rank(
         end_with_parent(signal.SIGKILL)  # an agent that is killed leaves no rank
     with_slurm_address(os.environ)
     meeting, key = rendezvous_of(launch, _MEET_S), f"omniload/train/{launch.attempt}/job"
-    # The agent's own count differs from host to host; what the ranks have agreed on does not.
+    # The agent's own count differs between hosts; the number on which the ranks have agreed does not.
     launch = replace(launch, restarts=meeting.start)
     if launch.rank == 0:
         return _lead(meeting, key, _Request(config, launch, resume, profile), display)
     try:
         job = read_as(meeting, key, _Job, of_rank=0, timeout_s=_MEET_S)
     finally:
-        with suppress(UnavailableError):  # rank 0 does not stay for ever
+        with suppress(UnavailableError):  # rank 0 does not stay forever
             meeting.post(_heard(key, launch.rank), "heard")
     if job is None:
         raise UnavailableError(
@@ -140,7 +140,7 @@ def run_rank(
 
 
 class _Request:
-    """What the command line and the launcher asked for."""
+    """Requests of the command line and the launcher."""
 
     def __init__(
         self, config: Path, launch: Launch, resume: Resume, profile: tuple[int, int] | None
@@ -156,21 +156,21 @@ def _lead(meeting: Rendezvous, key: str, asked: _Request, display: Display | Non
             plan = read_plan(asked.config, asked.profile)
             plan.require_ranks(asked.launch)
             stack.enter_context(RunLock(plan.run_dir))
-            # Behind the lock: whoever had the folder until now may have saved.
+            # Under the lock, because the previous holder of the folder may have saved a checkpoint.
             plan.first_step(asked.resume)
             start = plan.start_of(asked.launch.restarts, asked.resume)
             done = plan.is_finished(start.step)
             spec = plan.rank_spec(0, start, None).model_copy(update={"launcher_pid": None})
             log = None if done else stack.enter_context(_opened_log(plan, start, asked))
         except BaseException as error:
-            # Of an interrupt too: ranks that wait for the job hear of it at once, not at their limit.
-            with suppress(UnavailableError):  # nobody is there to read it
+            # Also for an interrupt: ranks that wait for the job learn of it immediately, not at their limit.
+            with suppress(UnavailableError):  # no rank is there to read it
                 meeting.post(key, Failure.of(error).model_dump_json())
-                # Who interrupts rank 0 does not want it to stay.
+                # After an interrupt, the user does not want rank 0 to stay.
                 if isinstance(error, Exception):
                     _stay(meeting, key, asked.launch, str(error))
             raise
-        # Where the data stands is rank 0's to open the data plane with, and may be long.
+        # The data plane's state is used by rank 0 alone, which opens the plane, and may be long.
         told = _Job(spec=None if done else spec.model_copy(update={"loader_state": None}))
         meeting.post(key, json.dumps(told.model_dump(mode="json")))
         if log is None:
@@ -188,9 +188,9 @@ def _heard(key: str, rank: int) -> str:
 
 
 def _stay(meeting: Rendezvous, key: str, launch: Launch, decided: str) -> None:
-    """Keep the store, which ends with rank 0 unless an agent hosts it, until all ranks have read what was decided.
+    """Keep the store, which ends with rank 0 unless an agent hosts it, until all ranks have read the decision.
 
-    A rank that comes later would look for the store until its own limit, and never hear why.
+    A rank that comes later would look for the store until its own limit, and never learn why.
     """
     if has_agents_store():
         return
@@ -210,7 +210,7 @@ def _stay(meeting: Rendezvous, key: str, launch: Launch, decided: str) -> None:
 
 @contextmanager
 def _opened_log(plan: LaunchPlan, start: AttemptStart, asked: _Request) -> Iterator[RunLog]:
-    """Open the log and the writers behind it."""
+    """Open the log and its writers."""
     fresh = start.step is None and not asked.launch.restarts
     with (
         open_writers(plan.train.log, plan.run_dir, from_step=start.step or 0) as writers,
@@ -220,7 +220,7 @@ def _opened_log(plan: LaunchPlan, start: AttemptStart, asked: _Request) -> Itera
 
 
 class _Record:
-    """The log of one start, and what its lines say of the end."""
+    """The log of one start, and the reasons for its end that its lines tell."""
 
     def __init__(self, file: RunLog, display: Display | None, attempt: int) -> None:
         self._log, self._attempt = (
@@ -230,10 +230,10 @@ class _Record:
         self._log.file = file
         self.data_end: int | None = None
         self.damaged: str | None = None
-        """What ails the checkpoint that this start began from."""
+        """Fault of the checkpoint that this start began from."""
 
     def write(self, line: StepLine | EventLine) -> None:
-        """Take a line of the trainer's."""
+        """Write a line from the trainer."""
         if isinstance(line, EventLine):
             if line.what == "data_end":
                 self.data_end = line.step
@@ -247,7 +247,7 @@ class _Record:
 
 
 class _Leader:
-    """Rank 0 over one start of the job."""
+    """Rank 0 during one start of the job."""
 
     def __init__(
         self, plan: LaunchPlan, start: AttemptStart, asked: _Request, record: _Record
@@ -255,9 +255,9 @@ class _Leader:
         self._plan, self._start, self._asked, self._record = plan, start, asked, record
 
     def run(self, spec: RankSpec) -> int:
-        """Train; say in the log how it ended."""
+        """Train; log how it ended."""
         record, step = self._record, self._start.step
-        # Each start is one of the log's launches: its clock begins anew.
+        # Each start is a launch of its own in the log, with a new clock.
         record.tell(
             "start", f"{counted(self._asked.launch.world_size, 'rank')}, by another launcher"
         )
@@ -267,7 +267,7 @@ class _Leader:
             interrupted = _train(spec, record.write, self._begin)
         except Exception as error:
             record.tell("exit", f"rank 0: {type(error).__name__}: {error}"[:_LONGEST_CAUSE])
-            # Data may be damaged too, and no earlier checkpoint mends that.
+            # The data may be damaged instead, which no earlier checkpoint fixes.
             if step is not None and record.damaged is not None:
                 self._set_aside_damaged(step, record.damaged)
             raise
@@ -279,7 +279,7 @@ class _Leader:
         return _exit_code(interrupted)
 
     def _begin(self) -> None:
-        """Note the launch: the data plane has taken it."""
+        """Record the launch, which the data plane has accepted."""
         for step, why in self._start.beyond.items():
             aside = self._plan.checkpoints.set_aside(step)
             self._record.tell("set_aside", f"{aside}: {why}", step)
@@ -287,14 +287,14 @@ class _Leader:
         self._record.tell("plane", "brought up by rank 0")
 
     def _set_aside_damaged(self, step: int, why: str) -> None:
-        """Have the next start begin from an earlier checkpoint: not where this one was asked for, or is the last."""
+        """Have the next start begin from an earlier checkpoint, unless this one was asked for or is the last."""
         place = self._plan.checkpoints
         if isinstance(self._asked.resume, int) or step not in place.steps():
             return
         try:
             choose(place, "latest", {step: why})
         except OmniloadError as error:
-            # A place without any would be begun anew, over a run that may be restored.
+            # Without any checkpoint, the next start would begin anew, over a run that might be restored.
             _LOG.warning("%s stays in its place, damaged as it is: %s", step_name(step), error)
             return
         aside = place.set_aside(step)
@@ -310,7 +310,7 @@ def _train(spec: RankSpec, write: Write, begin: Callable[[], None]) -> bool:
     asked_to_end = threading.Event()
     try:
         with joined(spec) as groups, rank_client(spec) as client, _asked_by_signals(asked_to_end):
-            # Only now are the records written: the ranks have met, and the plane has taken the mix.
+            # The records are written only now, when the ranks have met and the plane has accepted the mix.
             begin()
             trainer = Trainer(spec, groups, write, asked_to_end)
             trainer.run(client)
@@ -325,7 +325,7 @@ def _train(spec: RankSpec, write: Write, begin: Callable[[], None]) -> bool:
 
 @contextmanager
 def _asked_by_signals(asked_to_end: threading.Event) -> Iterator[None]:
-    """Save and end after the step in which a signal comes; a second one ends at once."""
+    """On a signal, save and end after the present step; a second signal ends immediately."""
 
     def ask(number: int, _frame: FrameType | None) -> None:
         if asked_to_end.is_set():
@@ -333,13 +333,13 @@ def _asked_by_signals(asked_to_end: threading.Event) -> Iterator[None]:
             os.kill(os.getpid(), number)
         asked_to_end.set()
 
-    # Only now: Ray puts handlers of its own in place as it starts.
+    # Set only now, because Ray sets handlers of its own as it starts.
     previous = {number: signal.signal(number, ask) for number in _ENDING_SIGNALS}
     try:
         yield
     finally:
         for number, handler in previous.items():
-            # None stands for a handler of C code, which cannot be put back from here.
+            # None stands for a handler of C code, which cannot be restored from here.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
@@ -348,20 +348,20 @@ def _exit_code(interrupted: bool) -> int:
 
 
 def _nobody_reads(_line: StepLine | EventLine) -> None:
-    """Drop a line: rank 0's alone are kept."""
+    """Drop a line, because only rank 0's lines are kept."""
 
 
 def with_slurm_address(environment: MutableMapping[str, str]) -> None:
-    """Say where the ranks of a Slurm step meet, unless ``MASTER_ADDR`` and ``MASTER_PORT`` do.
+    """Set where the ranks of a Slurm step meet, unless ``MASTER_ADDR`` and ``MASTER_PORT`` do.
 
-    Task 0 runs on the first host of the step; the port follows from the numbers of the job and the
-    step, so that jobs of one host differ, and steps of one job that run at the same time.
+    Task 0 runs on the first host of the step. The port follows from the numbers of the job and the step, so that jobs
+    on one host get different ports, and so do steps of one job that run at the same time.
     """
     if "RANK" in environment or "SLURM_STEP_ID" not in environment:
         return
     first = _first_host(environment)
     if first:
-        # Not over what is set: a site may have a network of its own for this.
+        # Existing values are kept, because a site may have a network of its own for this.
         environment.setdefault("MASTER_ADDR", first)
     job, step = environment.get("SLURM_JOB_ID", ""), environment["SLURM_STEP_ID"]
     if _is_number(job) and _is_number(step):
@@ -376,6 +376,6 @@ def _is_number(text: str) -> bool:
 def _first_host(environment: Mapping[str, str]) -> str:
     """Return the first host of Slurm's list: ``r[1-2]n[003-004,9],login`` begins with ``r1n003``."""
     listed = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-    # Up to the first comma outside brackets; then the first number of each of them.
+    # Up to the first comma outside brackets; then the first number in each bracket.
     first = re.match(r"(?:[^\[,]|\[[^\]]*\])*", listed)
     return "" if first is None else re.sub(r"\[(\d*)[^\]]*\]", r"\1", first[0])

@@ -1,4 +1,4 @@
-"""Imports of a process that is to train: what they bring stays to its end."""
+"""Imports of a process that will train; the imported objects stay until its end."""
 
 import gc
 from collections.abc import Iterator
@@ -9,10 +9,11 @@ __all__ = ["kept_imports"]
 
 @contextmanager
 def kept_imports() -> Iterator[None]:
-    """Keep the collector of cycles from what is imported inside, now and later.
+    """Keep the garbage collector from everything that is imported inside, now and later.
 
-    Torch and what we need of it are 390,000 objects, none of which is ever garbage. A full collection takes 0.2 s
-    with them; importing starts several, training one now and then, on each rank in another step.
+    Torch and the parts of it that we need are 390,000 objects, none of which ever becomes garbage. With them, a full
+    collection takes 0.2 s. Importing starts several collections, and training one now and then, on each rank in another
+    step.
     """
     was_on = gc.isenabled()
     gc.disable()

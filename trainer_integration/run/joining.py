@@ -39,10 +39,10 @@ _TIMEOUT = timedelta(minutes=5)
 
 @contextmanager
 def joined(spec: RankSpec) -> Iterator[ProcessGroups]:
-    """Join the ranks of this attempt; a rank alone needs no group.
+    """Join the ranks of this attempt; a single rank needs no group.
 
-    They find each other over a store of rank 0's: at a port of the launcher's, or where torchrun's
-    or Slurm's variables say.
+    They find each other through a store of rank 0: at a port of the launcher, or where torchrun's or Slurm's variables
+    say.
     """
     parallel, device = spec.train.parallel, spec.train.device
     if device == "cuda":
@@ -50,7 +50,7 @@ def joined(spec: RankSpec) -> Iterator[ProcessGroups]:
 
         number = _gpu_of(spec)
         TorchArrays().check(f"cuda:{number}")
-        # Before anything is allocated or joined: both go to the first GPU of the host otherwise, in every rank.
+        # Before any allocation or join. Otherwise every rank would use the first GPU of the host for both.
         torch.cuda.set_device(number)
     if parallel.num_ranks == 1:
         yield ProcessGroups()
@@ -70,14 +70,14 @@ def joined(spec: RankSpec) -> Iterator[ProcessGroups]:
 
 
 def peer_loss(error: RuntimeError) -> str | None:
-    """Return what torch says of a peer that has ended; ``None`` for an error of another kind."""
+    """Return torch's message about a peer that has ended; ``None`` for an error of another kind."""
     first = str(error).splitlines()[0] if str(error) else type(error).__name__
-    # Gloo raises plain errors: their text alone tells them from others.
+    # Gloo raises plain errors, which only their text distinguishes from others.
     return first if isinstance(error, dist.DistError) or "gloo/transport" in str(error) else None
 
 
 def _gpu_of(spec: RankSpec) -> int:
-    """Return the number of this rank on its host: our launcher has one host, others say it in variables."""
+    """Return the number of this rank on its host: our launcher has one host, others set it in variables."""
     found = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or ""
     told = spec.launcher_pid is None and found.isascii() and found.isdigit()
     return int(found) if told else spec.rank
@@ -91,14 +91,14 @@ def _store(spec: RankSpec) -> Store:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", toward)
         ranks = spec.train.parallel.num_ranks
         found: Store = next(iter(rendezvous("env://", spec.rank, ranks, timeout=_TIMEOUT)))[0]
-        # torchrun's store may outlive a start of the job, with the addresses of ranks that are gone.
+        # torchrun's store may outlive a start of the job, and keep the addresses of ranks that are gone.
         return PrefixStore(f"omniload/train/{spec.attempt}", found)
-    # Ranks of our launcher are on one host: they talk over loopback, whatever its interfaces are called.
+    # Ranks of our launcher are on one host, and communicate over loopback, whatever its interfaces are called.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return TCPStore(
         "127.0.0.1",
         spec.store_port,
-        # Rank 0 was given the socket; the others reach it as soon as the launcher has bound it.
+        # Rank 0 was given the socket; the others can connect to it as soon as the launcher has bound it.
         is_master=spec.store_fd is not None,
         master_listen_fd=spec.store_fd,
         timeout=_TIMEOUT,
@@ -113,19 +113,19 @@ def built_model(
     vision: VisionConfig | None = None,
     weights: Path | None = None,
 ) -> MoETransformer:
-    """Build this rank's share of the model, where it is to be; with an encoder of images, where ``vision`` says one.
+    """Build this rank's share of the model on its device, with an encoder of images if ``vision`` describes one.
 
     Args:
-        train: Says the mesh, the device and the seed.
+        train: Mesh, device and seed.
         config: The model's shape.
         groups: The ranks.
         vision: The encoder's shape; ``None`` without images.
         weights: Folder of a Mixtral to begin with; ``None`` draws weights, by the seed.
 
     Raises:
-        ConfigError: It is to be on a GPU and there is none.
-        IntegrityError: A file of the weights is not what its kind is.
-        StateError: A file of the weights, or one of them, is missing.
+        ConfigError: The device is a GPU and there is none.
+        IntegrityError: A file of the weights is not of its format.
+        StateError: A file of the weights, or one of the weights, is missing.
     """
     if train.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda and this process sees no GPU; set device to cpu")
@@ -141,7 +141,7 @@ def built_model(
         train.parallel.transport, config.top_k, size, train.parallel.crossover
     )
     mesh = groups.mesh if train.parallel.is_sharded else None
-    # No rank need hold a model whole that it keeps a part of.
+    # No rank needs memory for a whole model of which it keeps a part.
     dtype = torch.bfloat16 if train.dtype == "bf16" else None
     model: MoETransformer
     with nullcontext() if mesh is None else torch.device("meta"):
@@ -156,7 +156,7 @@ def built_model(
     if mesh is None:
         model = model.to(train.device)
     else:
-        # Cut while it is on ``meta``: what is allocated after is this rank's part alone.
+        # Cut while it is on ``meta``, so that only this rank's part is allocated afterwards.
         shard_over(model, mesh["dp"])
         model.to_empty(device=train.device)
         model.draw_weights(train.seed)
@@ -166,16 +166,16 @@ def built_model(
 
 
 def whole_batch(batch: Batch, peers: Peers) -> Batch:
-    """Put the rows of a batch together from the slices of all peers; every one of them calls it."""
+    """Assemble the rows of a batch from the slices of all peers; every peer calls it."""
     found = []
     for piece in batch.microbatches:
         assert isinstance(piece, CpSlice), "peers share rows"
-        # Copies, as what the plane hands over is read-only, and torch warns of such memory.
+        # Copies, because the plane's arrays are read-only, and torch warns of such memory.
         own = torch.stack([torch.from_numpy(x.copy()) for x in (piece.tokens_RC, piece.labels_RC)])
         of_all = peers.gather(own, "digest").view(peers.size, *own.shape).numpy()
         aligned = {}
         for name, values in piece.aligned_RC.items():
-            # As bytes: not every way between ranks takes every type of number.
+            # As bytes, because not every transport between ranks supports every type of number.
             sent = torch.from_numpy(values.copy()).view(torch.uint8)
             made = peers.gather(sent, "digest").view(peers.size, *sent.shape).numpy()
             aligned[name] = made.view(values.dtype)

@@ -1,6 +1,6 @@
-"""The launcher: starts the data plane and the ranks, restarts them from the last checkpoint, ends them all.
+"""The launcher: starts the data plane and the ranks, restarts them from the last checkpoint, and ends them all.
 
-A thin shell of ``omniload.machine.job_restarts``. It never imports torch, so it is up at once.
+It is a thin shell of ``omniload.machine.job_restarts``. It never imports torch, so it starts immediately.
 """
 
 import queue
@@ -67,13 +67,13 @@ _LOG = get_logger(__name__)
 _WATCH_EVERY_S = 5.0
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OTHER_EXITS_S = 0.5
-"""How long the peers of a rank that failed may take to say that something graver happened to them."""
+"""How long the peers of a failed rank may take to report that something worse happened to them."""
 _FOLLOWER_S = 5.0
 _SAVING_S = 30.0
-"""How long ranks that were asked to end may take over their step and its checkpoint."""
+"""How long ranks that were asked to end may take for their step and its checkpoint."""
 
 Observer = Callable[["Launcher", StepLine | EventLine], None]
-"""Called for every step and event, in the launcher's threads; it may look at ``pids``."""
+"""Called for every step and event, in the launcher's threads; it may read ``pids``."""
 
 
 class Launcher:
@@ -90,8 +90,8 @@ class Launcher:
         """Read and check the configuration; nothing is started. ``profile``: first and last step of a trace.
 
         Raises:
-            ConfigError: The training or the mix file is faulty, or the Python that ranks are to have.
-            StateError: The run has checkpoints and ``resume`` is ``never``, or none of the step asked for.
+            ConfigError: The training file, the mix file or the Python for ranks has a fault.
+            StateError: The run has checkpoints and ``resume`` is ``never``, or has none of the requested step.
         """
         self._plan = read_plan(config, profile)
         self._python = python_of_ranks()
@@ -101,7 +101,7 @@ class Launcher:
             num_ranks=self._plan.train.parallel.num_ranks,
             max_restarts=self._plan.train.max_restarts,
         )
-        # A simple one: a signal's handler puts into it too, and may come in the middle of another ``put``.
+        # A simple queue, because a signal's handler puts into it too, and may interrupt another ``put``.
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._attempt: Attempt | None = None
         self._job = secrets.token_hex(8)
@@ -123,12 +123,12 @@ class Launcher:
 
     @property
     def plan(self) -> LaunchPlan:
-        """What is launched."""
+        """The plan of the launch."""
         return self._plan
 
     @property
     def mix(self) -> MixConfig:
-        """The mix, as it is balanced."""
+        """The mix, with its balance."""
         return self._plan.mix
 
     @property
@@ -150,7 +150,7 @@ class Launcher:
             OmniloadError: The data plane cannot be started.
         """
         with RunLock(self.run_dir):
-            # Again: a launcher that held the folder until now may have saved.
+            # Checked again, because the previous launcher of the folder may have saved a checkpoint.
             self._plan.first_step(self._resume)
             start = self._start_of(0)
             if self._plan.is_finished(start.step):
@@ -163,7 +163,7 @@ class Launcher:
             return self._guarded()
 
     def _guarded(self) -> int:
-        """Run under the eyes of a reaper; the folder is ours."""
+        """Run with a reaper; this launcher holds the folder."""
         self._first_log = next_log_number(self.run_dir)
         reaper = Reaper(self._job)  # of the ranks; the data plane has one of its own
         previous = {number: signal.getsignal(number) for number in _ENDING_SIGNALS}
@@ -186,11 +186,11 @@ class Launcher:
         self._watch.start()
         try:
             return self._supervise()
-        except SystemExit:  # what Ray makes of a SIGTERM while it is starting
+        except SystemExit:  # Ray's reaction to a SIGTERM while it is starting
             self._end("interrupted")
             return INTERRUPTED_EXIT
         finally:
-            # The ranks first: the threads that listen to them write to the log as well.
+            # The ranks first, because the threads that listen to them write to the log as well.
             self._stop_ranks()
             self._ended.set()
             if self._patience is not None:
@@ -226,7 +226,7 @@ class Launcher:
         return None
 
     def _start(self, number: int) -> None:
-        """Start data plane and ranks, from the newest checkpoint where there is one."""
+        """Start data plane and ranks, from the newest checkpoint if there is one."""
         start = self._start_of(number)
         what: EventKind = "restart" if number else "start"
         self._tell(what, counted(self._machine.num_ranks, "rank"), attempt=number)
@@ -238,29 +238,29 @@ class Launcher:
             self._first_step, self._noted = start.step or 0, False
         self._attempt = Attempt(number)
         plane = self._open_plane(start)
-        # Once the plane has taken the launch: one that is refused leaves the run as it was.
+        # Only after the plane has accepted the launch, so that a refused launch leaves the run as it was.
         for step, why in start.beyond.items():
             aside = self._plan.checkpoints.set_aside(step)
             self._tell("set_aside", f"{aside}: {why}", attempt=number, step=step)
-        # Bound here and handed down: a port that is only chosen may be another's by then.
+        # Bound here and passed on, because a port that is only chosen may be taken by then.
         with socket.create_server(("127.0.0.1", 0)) as store:
             for rank in range(self._machine.num_ranks):
                 self._start_rank(rank, start, plane, store if self._machine.num_ranks > 1 else None)
 
     def _start_of(self, number: int) -> AttemptStart:
-        """Choose a checkpoint: the one that was asked for once, and the newest whole one ever after."""
+        """Choose a checkpoint: the requested one in the first attempt, and the newest whole one afterwards."""
         resume = self._resume if number == 0 else "latest"
         return self._plan.start_of(number, resume, self._damaged)
 
     def _open_plane(self, start: AttemptStart) -> PlaneAddress | None:
-        """Open the data plane, unless the rank does so itself; return where it is."""
+        """Open the data plane, unless the rank does so itself; return its address."""
         spec = replace(self._plan.plane_spec(start.state), restarts=start.attempt)
         if runtime_of(spec) != "ray":
             return None
         assert self._attempt is not None
         with stage("data_plane", restarted(start.attempt)):
             self._attempt.plane = plane = open_ray_plane(spec)
-        self._listen()  # Ray has put its own handlers in place
+        self._listen()  # Ray has set its own handlers
         self._attempt.roles = plane.pids()
         self._note_launch()
         self._tell("plane", ", ".join(self._attempt.roles), attempt=start.attempt)
@@ -293,7 +293,7 @@ class Launcher:
         )
 
     def _on_line(self, attempt: int, line: StepLine | EventLine) -> None:
-        """Take a rank's line, in the thread that listens to it."""
+        """Handle a rank's line, in the thread that listens to the rank."""
         if isinstance(line, StepLine):
             self._log.write(line)
             return
@@ -304,7 +304,7 @@ class Launcher:
         elif line.what == "damaged":
             assert line.step is not None, "a rank names the step that it cannot load"
             if line.step in self._damaged:
-                return  # every rank tells of it
+                return  # every rank reports it
             self._damaged[line.step] = line.detail
             if attempt or not isinstance(self._resume, int):
                 self._events.put(CheckpointDamaged(attempt=attempt))
@@ -313,20 +313,20 @@ class Launcher:
         self._log.write(line)
 
     def _on_exit(self, attempt: int, rank: int, process: RankProcess, code: int) -> None:
-        """Take a rank's exit, in the thread that listened to it."""
+        """Handle a rank's exit, in the thread that listened to the rank."""
         try:
             if not process.killed:
                 current = self._attempt
-                # Ray ends a process that has lost its node, without a word of its own.
+                # Ray ends a process that has lost its node, without any message.
                 lost = "" if current is None or code == 0 else current.without_ray()
                 said = f"code {code}: {lost}" if lost else process.cause(code)
                 self._tell("exit", f"rank {rank}: {said}", attempt=attempt)
         finally:
-            # Whatever telling of it does: without this event the supervisor would wait for ever.
+            # Posted even if the report fails, because without this event the supervisor would wait forever.
             self._events.put(RankExited(rank=rank, attempt=attempt, code=code))
 
     def _ask_ranks(self) -> None:
-        """Have the ranks save and end, and ask for their end once more when that takes too long."""
+        """Have the ranks save and end, and ask for their end once more if that takes too long."""
         if self._attempt is not None:
             for process in self._attempt.ranks.values():
                 process.ask_to_end()
@@ -335,7 +335,7 @@ class Launcher:
         self._patience.start()
 
     def _stop_ranks(self, others_s: float = 0.0) -> None:
-        """End every process of the attempt. Ranks wait for each other in collectives, so they are killed.
+        """End every process of the attempt. They are killed, because ranks wait for each other in collectives.
 
         Args:
             others_s: How long ranks may still end by themselves.
@@ -343,11 +343,11 @@ class Launcher:
         attempt, self._attempt = self._attempt, None
         if attempt is None:
             return
-        # The thread that watches may have it at hand still, and Ray's servers end below.
+        # The watching thread may still use the attempt, and Ray's servers end below.
         attempt.is_ending = True
         stop_s = time.monotonic() + others_s
         for process in attempt.ranks.values():
-            # Up to one moment for all of them: a limit for each would add up over the ranks.
+            # One deadline for all of them, because a limit for each would add up over the ranks.
             process.wait(max(0.0, stop_s - time.monotonic()))
         for process in attempt.ranks.values():
             process.kill()
@@ -368,7 +368,7 @@ class Launcher:
         self._events.put(Stop())
 
     def _end(self, detail: str) -> None:
-        """Tell how the run ended; that is the last line of its log, so memory is sampled no more."""
+        """Log how the run ended. This is the last line of its log, so memory is not sampled any more."""
         self._ended.set()
         self._watch.join()
         self._tell("end", detail)

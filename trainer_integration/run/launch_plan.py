@@ -1,7 +1,6 @@
-"""What is launched: the training file and its mix, read once.
+"""The plan of a launch: the training file and its mix, read once.
 
-Everything later, every restart included, goes by what was read then. Both files may be
-edited while the job runs.
+Everything later, including every restart, uses what was read then. Both files may be edited while the job runs.
 """
 
 import os
@@ -49,7 +48,7 @@ class AttemptStart:
     state: JsonObject | None
     """The data plane's state at ``step``."""
     beyond: Mapping[int, str]
-    """Checkpoints of later steps, to be set aside, and why."""
+    """Checkpoints of later steps that will be set aside, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,16 +60,16 @@ class LaunchPlan:
     train: TrainConfig
     mix_file: Path
     mix_text: str
-    """The mix file as it read."""
+    """Text of the mix file when it was read."""
     mix: MixConfig
-    """As it is balanced: by the model's cost, unless the file gives one."""
+    """The mix with its balance: by the model's cost, unless the file gives a cost."""
     model: MoEConfig
     vision: VisionConfig | None = None
-    """Its encoder, where the mix has images."""
+    """Encoder of the model, if the mix has images."""
     evaluation: EvaluationSpec | None = None
-    """What to evaluate on."""
+    """The evaluation mix."""
     profile: tuple[int, int] | None = None
-    """First and last step of a trace, as this launch asks for."""
+    """First and last step of a trace, as requested for this launch."""
 
     @property
     def folder(self) -> Path:
@@ -81,7 +80,7 @@ class LaunchPlan:
         """Refuse a launcher that has started other ranks than the file names.
 
         Raises:
-            ConfigError: Naming both numbers. A process whose launcher starts no ranks may start them itself.
+            ConfigError: The message names both numbers. A process whose launcher starts no ranks may start them itself.
         """
         parallel = self.train.parallel
         if launch.starts_ranks and parallel.num_ranks != launch.world_size:
@@ -104,15 +103,15 @@ class LaunchPlan:
 
     @property
     def checkpoints(self) -> CheckpointPlace:
-        """Where the checkpoints are."""
+        """Place of the checkpoints."""
         return place_of(self.train.checkpoint_location(self.folder))
 
     def first_step(self, resume: Resume) -> int:
         """Return the first step to train, if the checkpoint of it is whole.
 
         Raises:
-            StateError: There are checkpoints and nobody asked to resume, the one asked for is not
-                there, or it is beyond the run's end.
+            StateError: There are checkpoints but no request to resume, the requested checkpoint does not exist, or it
+                is beyond the run's end.
         """
         place = self.checkpoints
         steps = place.steps()
@@ -120,7 +119,7 @@ class LaunchPlan:
             require_step(place, resume, steps)
         elif not steps:
             return 0
-        # Not by default: a run_dir that was left as it is in a copied file names somebody's finished run.
+        # Resuming is not the default: an unchanged run_dir in a copied file names another user's finished run.
         elif resume == "never":
             raise StateError(
                 f"{place.location} holds {step_name(steps[-1])}; pass --resume latest to go on from it, "
@@ -144,18 +143,18 @@ class LaunchPlan:
         """Return where an attempt that begins now starts from.
 
         Args:
-            attempt: Its number.
-            resume: Which checkpoint.
+            attempt: Number of the attempt.
+            resume: Which checkpoint to resume from.
             damaged: Steps that ranks of earlier attempts could not load, and why.
 
         Raises:
-            ConfigError: It starts from nothing, and the weights to begin with are none that the model can have.
-            IntegrityError: No checkpoint is what was saved, or the one asked for is not.
-            StateError: It was written by another release.
+            ConfigError: It starts from nothing, and the model cannot have the weights to begin with.
+            IntegrityError: No checkpoint is what was saved, or the requested one is not.
+            StateError: The checkpoint was written by another release.
         """
         choice = choose(self.checkpoints, resume, damaged)
         if choice.step is None:
-            # Only now: a checkpoint holds all weights, and those to begin with may be gone by then.
+            # Only now, because a checkpoint contains all weights, and the initial weights may be gone by then.
             self._require_weights()
         return AttemptStart(
             attempt=attempt,
@@ -180,7 +179,7 @@ class LaunchPlan:
             raise ConfigError(f"{place}: {error}") from error
 
     def is_finished(self, step: int | None) -> bool:
-        """Tell whether nothing is left to train after ``step``: by ``steps``, or as the data ended there."""
+        """Return whether nothing is left to train after ``step``, by ``steps`` or because the data ended there."""
         if step is None or not (self.run_dir / LOG_NAME).exists():
             return False
         if step >= self.train.steps:
@@ -190,7 +189,7 @@ class LaunchPlan:
             for line in read_log(self.run_dir)
             if isinstance(line, EventLine) and line.what == "data_end"
         ]
-        # Another text of the mix may go on where the data of the old one ended.
+        # With another text, the mix may continue where the data of the old one ended.
         return ends[-1:] == [step] and read_run_record(self.run_dir).last.text == self.mix_text
 
     def plane_spec(self, state: JsonObject | None) -> PlaneSpec:
@@ -212,13 +211,13 @@ class LaunchPlan:
         plane: PlaneAddress | None,
         store: socket.socket | None = None,
     ) -> RankSpec:
-        """Return what a rank is told.
+        """Return the specification of a rank.
 
         Args:
-            rank: Its number.
+            rank: Number of the rank.
             start: Where its attempt starts from.
-            plane: Without one it runs the data plane itself.
-            store: Listening socket of the store that ranks find each other by; rank 0 inherits it.
+            plane: Address of the plane; without it, the rank runs the data plane itself.
+            store: Listening socket of the store through which ranks find each other; rank 0 inherits it.
         """
         return RankSpec(
             launcher_pid=os.getpid(),
@@ -235,7 +234,7 @@ class LaunchPlan:
             store_fd=store.fileno() if store is not None and rank == 0 else None,
             resume_step=start.step,
             plane=plane,
-            # A plane that is open has been given it; with many sources it is long.
+            # A plane that is open already has the state, which is long with many sources.
             loader_state=start.state if plane is None else None,
             evaluation=self.evaluation,
             profile=self.profile,
@@ -244,8 +243,8 @@ class LaunchPlan:
     def note(self, first_step: int) -> None:
         """Write the records of the launch to the run's folder.
 
-        Only after the data plane took the launch: a refused one must not rewrite what the
-        run was trained with.
+        Called only after the data plane has accepted the launch, because a refused launch must not overwrite the record
+        of what the run was trained with.
         """
         write_run_record(
             self.run_dir,
@@ -266,7 +265,7 @@ def read_plan(config: Path, profile: tuple[int, int] | None = None) -> LaunchPla
         profile: First and last step of a trace.
 
     Raises:
-        ConfigError: One of them is faulty, or they do not fit each other.
+        ConfigError: One of them has a fault, or they do not fit each other.
     """
     train, folder = load_train(config)
     _require_writers(train, config)
@@ -304,10 +303,10 @@ def read_plan(config: Path, profile: tuple[int, int] | None = None) -> LaunchPla
 
 
 def _require_no_pairs(mix: MixConfig, mix_file: Path) -> None:
-    """Refuse sources of preference pairs: the included trainer has no loss for them.
+    """Refuse sources of preference pairs, because the included trainer has no loss for them.
 
     Raises:
-        ConfigError: With the line of the source's transforms.
+        ConfigError: The message has the line of the source's transforms.
     """
     for name, source in mix.sources.items():
         if source.pair_columns:
@@ -330,12 +329,12 @@ def _require_writers(train: TrainConfig, config: Path) -> None:
 
 
 def _with_crossover(train: TrainConfig, folder: Path) -> TrainConfig:
-    """Return the training file with the number in place of the file that it was measured into."""
+    """Return the training file with the crossover as a number in place of the file with its measurement."""
     parallel = train.parallel
     if not isinstance(parallel.crossover, str):
         return train
     found = read_crossover(folder / parallel.crossover, sp=parallel.sp)
-    # As a number: ranks on other hosts need not see the file, and it may be measured anew meanwhile.
+    # As a number, because ranks on other hosts may not see the file, and it may be measured anew meanwhile.
     parallel = parallel.model_copy(update={"crossover": found.by_time})
     return train.model_copy(update={"parallel": parallel})
 
@@ -343,7 +342,7 @@ def _with_crossover(train: TrainConfig, folder: Path) -> TrainConfig:
 def _evaluation_of(
     train: TrainConfig, folder: Path, model: MoEConfig, vision: VisionConfig | None
 ) -> EvaluationSpec | None:
-    """Read the mix to evaluate on, and check that it ends and fits the model."""
+    """Read the evaluation mix, and check that it ends and fits the model."""
     file, wanted = train.evaluation_mix(folder), train.evaluation
     if file is None or wanted is None:
         return None
@@ -366,18 +365,18 @@ def _evaluation_of(
             f"{file}: mix.stop is {mix.mix.stop}, and an evaluation takes every document once; set it to each_once"
         )
     tokenizer = None if mix.tokenizer is None else open_tokenizer(mix.tokenizer, base_dir)
-    # A smaller vocabulary is no fault: there is an embedding for each of its ids.
+    # A smaller vocabulary is no fault, because each of its ids has an embedding.
     if tokenizer is not None and tokenizer.vocab_size > model.vocab_size:
         raise ConfigError(
             f"{file}: its tokenizer has {tokenizer.vocab_size} ids, the model {model.vocab_size}; use that of "
             f"{train.mix}"
         )
-    # Peers take two slices of a row each, an early one and a late one; the run's own mix is held to it by the plane.
+    # Peers take two slices of each row, an early one and a late one. The plane enforces this for the run's own mix.
     if mix.pack.length % (2 * train.parallel.sp) and train.parallel.sp > 1:
         raise ConfigError(
             f"{file}: pack.length is {mix.pack.length}, not a multiple of 2 * sp = {2 * train.parallel.sp}; change it"
         )
-    # Every rank opens it, and the port is of one process.
+    # Every rank opens it, but only one process can have the port.
     runtime = mix.runtime.model_copy(update={"metrics_port": 0})
     return EvaluationSpec(
         mix=mix.model_copy(update={"runtime": runtime}),
@@ -389,7 +388,7 @@ def _evaluation_of(
 
 def next_log_number(run_dir: Path) -> int:
     """Return a number above those of all logs of ranks in a run's folder, so that none is overwritten."""
-    # By the files: a launch that ended before the first line of the run's log has left some too.
+    # Taken from the files, because a launch that ended before the first line of the run's log has left logs too.
     stems = [path.stem for path in (run_dir / "logs").glob("rank-*-attempt-*.log")]
     numbers = [decimal_of(stem.rpartition("-")[2]) for stem in stems]
     return max((number + 1 for number in numbers if number is not None), default=0)

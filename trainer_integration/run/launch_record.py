@@ -1,4 +1,4 @@
-"""What the latest launch of a run trained with: the training file as it read then, and versions."""
+"""Record of a run's latest launch: the training file as it was read then, and versions."""
 
 import json
 import os
@@ -33,14 +33,14 @@ class LaunchRecord(StrictModel):
     """Name of the training file."""
     train: TrainConfig
     versions: dict[str, str]
-    """Of Python and of what computes or carries samples; a package that is not installed is left out."""
+    """Versions of Python and of packages that compute or transport samples; a missing package is left out."""
     machine: str
     """System, processor architecture and cores."""
 
 
 @system_refusals("the record of the launch")
 def write_launch_record(run_dir: Path, config: Path, train: TrainConfig) -> None:
-    """Note a launch in the folder of its run."""
+    """Record a launch in the folder of its run."""
     record = LaunchRecord(
         config_name=config.name,
         train=train,
@@ -48,7 +48,7 @@ def write_launch_record(run_dir: Path, config: Path, train: TrainConfig) -> None
         machine=f"{platform.system()} {platform.machine()}, {counted(os.cpu_count() or 0, 'core')}",
     )
     run_dir.mkdir(parents=True, exist_ok=True)
-    # Pydantic's own text would turn an infinity, as clip_norm may be, into null.
+    # Pydantic's own text would turn an infinity, which clip_norm may be, into null.
     text = json.dumps(record.model_dump(mode="json"), indent=2)
     write_whole(run_dir / LAUNCH_RECORD_NAME, text.encode())
 
@@ -57,7 +57,7 @@ def read_launch_record(run_dir: Path) -> LaunchRecord:
     """Return the record of the latest launch.
 
     Raises:
-        StateError: There is none, or it is damaged or of another version.
+        StateError: There is no record, or it is damaged or of another version.
     """
     path = run_dir / LAUNCH_RECORD_NAME
     try:

@@ -13,7 +13,7 @@ from trainer_integration.vision.flops import encoder_cost_of
 __all__ = ["model_of", "vision_of", "with_cost_of"]
 
 _ATTENTION_SLOWDOWN = 1.3
-"""A FLOP of attention takes as long as this many of a matrix product, on a CPU; see ``cost_of``."""
+"""Time of a FLOP of attention relative to one of a matrix product, on a CPU; see ``cost_of``."""
 
 
 def model_of(train: TrainConfig, mix: MixConfig, base_dir: Path) -> MoEConfig:
@@ -28,7 +28,7 @@ def model_of(train: TrainConfig, mix: MixConfig, base_dir: Path) -> MoEConfig:
 
 
 def vision_of(train: TrainConfig, mix: MixConfig) -> VisionConfig | None:
-    """Return the encoder of the mix's images; ``None`` where it has none."""
+    """Return the encoder of the mix's images; ``None`` if it has none."""
     transforms = [source.images_transform for source in mix.sources.values()]
     first = next((transform for transform in transforms if transform is not None), None)
     return None if first is None else VisionConfig.of(train.vision, first.patch, first.merge)
@@ -36,7 +36,7 @@ def vision_of(train: TrainConfig, mix: MixConfig) -> VisionConfig | None:
 
 def with_cost_of(model: MoEConfig, mix: MixConfig, vision: VisionConfig | None = None) -> MixConfig:
     """Return the mix balanced by the cost of ``model`` and of its encoder, unless its file gives costs itself."""
-    # All of a pair or none of it: a cost that the file gives and one of ours are of two scales.
+    # Both costs or neither, because a cost in the file and one of ours have different scales.
     given, costs = mix.balance.model_fields_set, {}
     if not given & {"linear", "quadratic", "cost"}:
         costs["linear"], costs["quadratic"] = cost_of(model, attention_slowdown=_ATTENTION_SLOWDOWN)

@@ -1,8 +1,7 @@
-"""One rank's process: takes batches, trains, saves. Started by the launcher.
+"""One rank's process, started by the launcher: takes batches, trains, saves.
 
-Standard input brings a ``RankSpec``; rank 0 writes a ``StepLine`` or an ``EventLine`` to
-standard output for every step and checkpoint. Everything else, a library's ``print``
-included, goes to standard error.
+Standard input brings a ``RankSpec``. Rank 0 writes a ``StepLine`` or an ``EventLine`` to standard output for every step
+and checkpoint. Everything else, including a library's ``print``, goes to standard error.
 """
 
 import os
@@ -28,7 +27,7 @@ def main() -> int:
     """Run the rank that standard input describes; return its exit code."""
     lines = _own_stdout()
     spec = RankSpec.model_validate_json(sys.stdin.read())
-    # Before torch is imported, which takes seconds: a launcher that is killed meanwhile leaves no rank.
+    # Before torch is imported, which takes seconds, so that a launcher that is killed meanwhile leaves no rank.
     if not end_with_parent(signal.SIGKILL, spec.launcher_pid):
         os.kill(os.getpid(), signal.SIGKILL)
     set_up_logging(role=f"rank {spec.rank}")
@@ -38,13 +37,13 @@ def main() -> int:
         from trainer_integration.run.trainer import Trainer  # noqa: PLC0415
         from trainer_integration.training.step import use_one_thread  # noqa: PLC0415
     asked_to_end = threading.Event()
-    # After the imports: a rank that is asked before has nothing to save, and ends as the signal has it.
+    # After the imports: a rank that is asked to end before has nothing to save, and ends by the signal's default.
     signal.signal(ASK_TO_END, lambda *_: asked_to_end.set())
     use_one_thread()
 
     def write(line: StepLine | EventLine) -> None:
         lines.write(line.model_dump_json() + "\n")
-        # Each at once: a rank that is killed has told of every step that it was through with.
+        # Each line is written immediately, so that a rank that is killed has reported every step that it completed.
         lines.flush()
 
     try:
@@ -60,7 +59,7 @@ def main() -> int:
 
 
 def _own_stdout() -> TextIO:
-    """Return standard output for the launcher's lines alone; what others print goes to standard error."""
+    """Return standard output for the launcher's lines only; all other output goes to standard error."""
     sys.stdout.flush()
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)

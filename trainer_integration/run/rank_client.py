@@ -15,12 +15,12 @@ from trainer_integration.run.rank_spec import RankSpec
 __all__ = ["rank_client"]
 
 _JOIN_S = 300.0
-"""Longest that ranks of another launcher wait for each other: hosts start at their own pace."""
+"""Longest wait of another launcher's ranks for each other, because hosts start at their own pace."""
 
 
 @contextmanager
 def rank_client(spec: RankSpec) -> Iterator[Client]:
-    """Reach the job's data plane; where the launcher has opened none, open it here."""
+    """Connect to the job's data plane; if the launcher has opened none, open it here."""
     with ExitStack() as stack:
         with stage("data_plane", restarted(spec.attempt)):
             client = _opened(spec, stack)
@@ -41,11 +41,11 @@ def _opened(spec: RankSpec, stack: ExitStack) -> Client:
         restarts=spec.attempt,
         cache_dir=spec.cache_dir,
     )
-    # What reads data: a rank whose plane is open elsewhere does without.
+    # Imports for reading data, which a rank whose plane is open elsewhere does not need.
     if spec.train.parallel.num_ranks > 1:
         from omniload.front.openers import OpenTogether  # noqa: PLC0415
 
-        # Rank 0 brings it up, as it does for any loop that calls omniload.open.
+        # Rank 0 opens the plane, as it does for any loop that calls omniload.open.
         launch, place = launch_of(os.environ), _place(tree, spec.rank)
         open_client = OpenTogether(plane_spec, place, launch, None, _JOIN_S)
         return open_client(stack, spec.loader_state)

@@ -1,4 +1,4 @@
-"""What an attempt runs, as the launcher sees it: processes of ranks, each started, listened to, ended.
+"""Processes of an attempt, from the launcher's view: ranks that it starts, listens to, and ends.
 
 Memory is the proportional set size, which counts a shared page once.
 """
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 __all__ = ["ASK_TO_END", "Attempt", "RankProcess", "pss_by_role", "python_of_ranks"]
 
 ASK_TO_END = signal.SIGUSR1
-"""Asks a rank to save after its step and to end; one that is still starting simply ends."""
+"""Signal that asks a rank to save after its step and to end; a rank that is still starting just ends."""
 
 _PYTHON = "PYTHON_EXEC"
-"""Variable of the Python that starts ranks, as torchrun has it."""
+"""Variable that names the Python for ranks, as for torchrun."""
 _LOG = get_logger(__name__)
-# A thread for every core in each of several ranks, and they would spin against each other.
+# With a thread per core in each of several ranks, their spinning threads would compete.
 _SETTINGS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 _LONGEST_PIECE_BYTES = 64 << 10
-"""Of what a rank says without an end of line."""
+"""Longest output of a rank without a line end."""
 _LAST_WORDS_S = 5.0
-"""How long a process of the rank's own that outlives it may keep its exit from being told."""
+"""How long a child process of the rank that outlives it may delay the report of the rank's exit."""
 
 
 def python_of_ranks(variables: Mapping[str, str] = os.environ) -> str:
     """Return the Python that starts ranks.
 
     Raises:
-        ConfigError: The one that is named cannot be run.
+        ConfigError: The named Python cannot be run.
     """
     named = variables.get(_PYTHON, sys.executable)
     found = shutil.which(named)
@@ -71,9 +71,9 @@ class RankProcess:
 
         Args:
             command: Program and arguments.
-            specification: What it reads on standard input.
-            log_file: Gets what it writes to standard error, as ``RoleLog`` keeps lines; must be new.
-            inherited: Open files that it gets, under the same numbers.
+            specification: Text that it reads on standard input.
+            log_file: Receives its standard error, in the form in which ``RoleLog`` keeps lines; must be new.
+            inherited: Open files that it inherits, under the same numbers.
         """
         log_file.parent.mkdir(parents=True, exist_ok=True)
         log_file.touch(exist_ok=False)
@@ -87,7 +87,7 @@ class RankProcess:
             pass_fds=tuple(inherited),
             start_new_session=True,  # Ctrl-C at the terminal is for the launcher
         )
-        # From its first moment: a rank whose pipe is full would stand still.
+        # From its first moment on, because a rank whose pipe is full would block.
         self._keeping = threading.Thread(
             target=self._keep_words, name="omniload-rank-words", daemon=True
         )
@@ -98,11 +98,11 @@ class RankProcess:
         """Whether ``kill`` ended it."""
         self._thread: threading.Thread | None = None
         assert self._process.stdin is not None
-        # It may have died at once: its exit is reported by ``listen``.
+        # It may have died immediately, and ``listen`` reports its exit.
         with suppress(BrokenPipeError):
             self._process.stdin.write(specification.encode())
         with suppress(BrokenPipeError):
-            # Its end is the specification's: the rank reads up to it.
+            # The end of the stream is the end of the specification, because the rank reads up to it.
             self._process.stdin.close()
 
     def listen(
@@ -110,7 +110,7 @@ class RankProcess:
     ) -> None:
         """Pass on its lines and then, whatever happens, its exit code, from a thread.
 
-        A line that is none of ours, such as a library may print, goes to the log file.
+        A line of another kind, such as a library may print, goes to the log file.
         """
         self._thread = threading.Thread(
             target=self._follow, args=(on_line, on_exit), name="omniload-rank", daemon=True
@@ -127,7 +127,7 @@ class RankProcess:
                     self._pass_on(text, on_line)
         finally:
             code = self._process.wait()
-            # Before the exit is told: ``cause`` takes the last line of what it wrote.
+            # Before the exit is reported, because ``cause`` uses the last line of its output.
             self._keeping.join(_LAST_WORDS_S)
             self._log.close()
             on_exit(code)
@@ -148,15 +148,15 @@ class RankProcess:
             self._note(text)
             return
         if isinstance(line, MemoryLine):
-            return  # the launcher's to write, not a rank's
+            return  # the launcher writes this kind of line, not a rank
         try:
             on_line(line)
-        except Exception:  # noqa: BLE001 -- whatever it is, the thread must read on
-            # The rank would block on a full pipe, and the job with it.
+        except Exception:  # noqa: BLE001 -- whatever the error is, the thread must continue to read
+            # Otherwise the rank would block on a full pipe, and the job with it.
             _LOG.exception("a line of a rank was not taken: %s", line.kind)
 
     def cause(self, code: int) -> str:
-        """Say how it ended, with the last line it wrote where it failed."""
+        """Return how it ended, with the last line of its output if it failed."""
         if code < 0:
             with suppress(ValueError):
                 return f"signal {signal.Signals(-code).name}"
@@ -166,11 +166,11 @@ class RankProcess:
         return f"code {code}: {last_line_of(self._log.path) or 'it wrote nothing'}"
 
     def is_stopped(self) -> bool:
-        """Tell whether it is stopped (SIGSTOP), and not only slow; see ``StopLooks``."""
+        """Return whether it is stopped (SIGSTOP), and not only slow; see ``StopLooks``."""
         return self._looks.is_stopped()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for its end; return whether it came."""
+        """Wait for its end; return whether it has ended."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -182,7 +182,7 @@ class RankProcess:
         self._process.send_signal(ASK_TO_END)
 
     def kill(self) -> None:
-        """End it at once, unless it has ended."""
+        """End it immediately, unless it has ended."""
         if self._process.poll() is None:
             self.killed = True
             self._process.kill()
@@ -190,7 +190,7 @@ class RankProcess:
     def join(self, timeout_s: float) -> None:
         """Wait until it is gone and its exit was passed on.
 
-        A process of its own that holds the pipe may keep the latter from happening in time.
+        A child process of the rank that holds the pipe may delay the latter beyond the limit.
         """
         self._process.wait()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -199,24 +199,24 @@ class RankProcess:
 
 @dataclass(slots=True)
 class Attempt:
-    """What runs at present."""
+    """The processes that run at present."""
 
     number: int
     plane: "RayPlane | None" = None
     ranks: dict[int, RankProcess] = field(default_factory=dict)
     roles: Mapping[str, int] = field(default_factory=dict)
     is_ending: bool = False
-    """Whether its processes are being ended: what ends now was ended by the launcher."""
+    """Whether the launcher is ending its processes, so that any process that ends now was ended by the launcher."""
     _stopped: set[int] = field(default_factory=set)
 
     @property
     def pids(self) -> dict[str, int]:
         """Processes by role: ``rank 0``, ``planner``, ``loader-0``, ..."""
-        # A copy of the ranks: the launcher adds to them while the thread that watches looks.
+        # A copy of the ranks, because the launcher adds to them while the watching thread reads.
         return {**{f"rank {rank}": p.pid for rank, p in dict(self.ranks).items()}, **self.roles}
 
     def newly_stopped(self) -> Iterator[str]:
-        """Say of each rank that was stopped (SIGSTOP) since this was last asked what to do: its peers wait for it."""
+        """Yield what to do about each rank that was stopped (SIGSTOP) since the last call; its peers wait for it."""
         for rank, process in dict(self.ranks).items():
             if not process.is_stopped():
                 self._stopped.discard(rank)
@@ -228,15 +228,15 @@ class Attempt:
                 )
 
     def without_ray(self) -> str:
-        """Say which server of the data plane's own Ray has ended; empty while all run, or where there is none."""
+        """Return which server of the data plane's own Ray has ended; empty while all run, or without such a Ray."""
         ended = "" if self.plane is None else self.plane.ended_service()
         return f"Ray's {ended}, and the data plane with it" if ended else ""
 
     def end_without_ray(self) -> str:
-        """End the ranks where a server of their Ray has ended: no role can be replaced then, and they would wait.
+        """End the ranks if a server of their Ray has ended, because no role can be replaced then, and they would wait.
 
         Returns:
-            What ``without_ray`` says, the first time; empty else.
+            The result of ``without_ray``, the first time; otherwise empty.
         """
         if self.is_ending or not (said := self.without_ray()):
             return ""
@@ -253,8 +253,8 @@ def pss_by_role(pids: Mapping[str, int]) -> dict[str, int]:
         pids: Processes by role.
 
     Returns:
-        Bytes by role; ``launcher`` is this process, ``ray`` what Ray runs beside the actors. A
-        process that has ended in the meantime is left out.
+        Bytes by role; ``launcher`` is this process, ``ray`` is all of Ray's processes apart from actors. A process that
+        has ended in the meantime is left out.
     """
     known = set(pids.values())
     sizes: dict[str, int] = {}

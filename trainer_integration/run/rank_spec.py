@@ -1,7 +1,7 @@
-"""What the launcher tells a rank's process, as JSON on its standard input.
+"""Specification that the launcher gives a rank's process, as JSON on its standard input.
 
-A rank reads no configuration file: one that is edited while the job runs must not give
-a restarted rank another mix than the launcher recorded.
+A rank reads no configuration file, because a file that is edited while the job runs must not give a restarted rank
+another mix than the launcher recorded.
 """
 
 import json
@@ -19,13 +19,13 @@ __all__ = ["EvaluationSpec", "RankSpec"]
 
 
 class EvaluationSpec(StrictModel):
-    """A mix that is evaluated on."""
+    """An evaluation mix."""
 
     mix: MixConfig
     base_dir: Path
     """Folder that its relative paths start at."""
     cache_dir: Path | None
-    """Folder for indexes of sources that have none of their own."""
+    """Folder for indexes of sources that have no folder of their own."""
     num_steps: int | None = None
     """Steps that are taken of it; ``None`` for all."""
 
@@ -34,37 +34,37 @@ class RankSpec(StrictModel):
     """One rank of one attempt."""
 
     launcher_pid: int | None
-    """Process that the rank ends with; ``None`` under another launcher, which ends its ranks by itself."""
+    """Process with which the rank ends; ``None`` under another launcher, which ends its ranks by itself."""
     train: TrainConfig
     folder: Path
     """Folder that the training file's relative paths start at."""
     model: MoEConfig
     vision: VisionConfig | None = None
-    """Encoder before the model; ``None`` without images."""
+    """Encoder in front of the model; ``None`` without images."""
     mix: MixConfig
-    """As it is balanced, whatever its file leaves out."""
+    """The mix with its balance, even if its file leaves the balance out."""
     base_dir: Path
     """Folder that the mix's relative paths start at."""
     cache_dir: Path | None
-    """Folder for indexes of sources that have none of their own."""
+    """Folder for indexes of sources that have no folder of their own."""
     rank: int
     attempt: int
     store_port: int | None
-    """Port of this host at which rank 0 keeps what the ranks of this attempt find each other by; ``None`` for
-    a rank alone, and under another launcher, whose variables say it."""
+    """Port of this host for rank 0's store, through which the ranks of this attempt find each other; ``None`` for a
+    single rank, and under another launcher, whose variables name it."""
     store_fd: int | None = None
-    """Rank 0's: the listening socket there, which the launcher opened."""
+    """Listening socket at that port, for rank 0 only; the launcher opened it."""
     resume_step: int | None
     """Checkpoint to load; ``None`` starts from nothing."""
     plane: PlaneAddress | None
-    """``None``: the ranks bring up the data plane themselves."""
+    """Address of the data plane; ``None`` if the ranks open it themselves."""
     loader_state: dict[str, Any] | None
     """State to open that data plane with."""
     evaluation: EvaluationSpec | None = None
-    """What to evaluate on; ``None`` for nothing."""
+    """The evaluation mix; ``None`` without one."""
     profile: tuple[int, int] | None = None
     """First and last step of a trace; ``None`` for none."""
 
     def to_json(self) -> str:
-        """Return what ``model_validate_json`` reads; pydantic's own text turns an infinity into null."""
+        """Return text for ``model_validate_json``, because pydantic's own text turns an infinity into null."""
         return json.dumps(self.model_dump(mode="json"))

@@ -1,7 +1,7 @@
-"""Which checkpoint an attempt starts from: the newest that is whole, or the one that was asked for. Free of torch.
+"""Chooses the checkpoint of an attempt: the newest that is whole, or the requested one. Free of torch.
 
-What lies beyond it, damaged or of work that is given up, is set aside before the ranks
-start: renamed, never deleted, so that it is neither resumed from nor in the way of a save.
+Later checkpoints, which are damaged or belong to abandoned work, are set aside before the ranks start. They are renamed
+and never deleted, so that no run resumes from them and no save meets them.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from trainer_integration.checkpoint.place import CheckpointPlace
 __all__ = ["Choice", "Resume", "choose", "require_step", "step_name"]
 
 Resume = Literal["never", "latest"] | int
-"""From nothing, from the newest whole checkpoint, or from that of a step."""
+"""Start from nothing, from the newest whole checkpoint, or from that of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,23 +27,23 @@ class Choice:
     state: JsonObject | None
     """The data plane's state at ``step``."""
     beyond: Mapping[int, str]
-    """Later checkpoints, to be set aside, and why, rising."""
+    """Later checkpoints that will be set aside, and why, rising."""
 
 
 def choose(place: CheckpointPlace, resume: Resume, damaged: Mapping[int, str]) -> Choice:
-    """Choose a checkpoint by what can be seen without reading tensors.
+    """Choose a checkpoint by what can be checked without reading tensors.
 
-    Seal, state of the data plane, names and sizes are checked here; the ranks check every byte
-    as they load, and tell of what they find.
+    Seal, state of the data plane, names and sizes are checked here. The ranks check every byte as they load, and report
+    what they find.
 
     Args:
         place: The checkpoints.
-        resume: ``latest``, or a step; ``never`` is ``latest`` of a place without any.
+        resume: ``latest``, or a step; ``never`` is like ``latest`` in a place without checkpoints.
         damaged: Steps that ranks could not load, and why.
 
     Raises:
-        IntegrityError: The one asked for is not what was saved, or none of them is.
-        StateError: The one asked for is not there, or another release wrote it.
+        IntegrityError: The requested checkpoint is not what was saved, or none of them is.
+        StateError: The requested checkpoint does not exist, or another release wrote it.
         UnavailableError: The store does not answer.
     """
     steps = place.steps()
@@ -56,10 +56,10 @@ def choose(place: CheckpointPlace, resume: Resume, damaged: Mapping[int, str]) -
         try:
             state = place.loader_state_of(step)
         except IntegrityError as error:
-            # Not raised: an earlier one may be whole, and what ails this one is told as it is set aside.
+            # Not raised, because an earlier checkpoint may be whole; the fault is reported when this one is set aside.
             found[step] = str(error)
             continue
-        # All that are later were found damaged on the way here.
+        # All later ones were found damaged before.
         return Choice(step=step, state=state, beyond={s: found[s] for s in steps if s > step})
     if steps:
         faults = "; ".join(f"{step_name(step)}: {found[step]}" for step in steps)
@@ -85,10 +85,10 @@ def _pinned(place: CheckpointPlace, step: int, steps: tuple[int, ...]) -> Choice
 
 
 def require_step(place: CheckpointPlace, step: int, steps: tuple[int, ...]) -> None:
-    """Refuse a step of which there is no checkpoint.
+    """Refuse a step without a checkpoint.
 
     Raises:
-        StateError: Naming those that there are.
+        StateError: The message names the existing steps.
     """
     if step not in steps:
         held = f"it has {list(steps)}" if steps else "it has none"

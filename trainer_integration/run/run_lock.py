@@ -10,25 +10,25 @@ from omniload.base.linux.file_lock import FileLock, is_locked
 __all__ = ["LOCK_NAME", "RUNNING_OR_CUT_OFF", "RunLock", "running_or_cut_off"]
 
 LOCK_NAME = ".lock"
-"""File in the run's folder. It stays; what counts is the lock on it, which the kernel ends with its holder."""
+"""File in the run's folder. The file stays; the lock on it counts, which the kernel releases with its holder's end."""
 
 RUNNING_OR_CUT_OFF = "running or cut off"
-"""What a run is whose log has no end, where that is all that can be told."""
+"""Description of a run whose log has no end, if nothing more is known."""
 
 
 def running_or_cut_off(run_dir: Path) -> str:
-    """Return which of the two a run is whose log has no end, by who holds its folder, where that can be told."""
+    """Return whether a run whose log has no end is running or cut off, from the lock on its folder if possible."""
     place = run_dir / LOCK_NAME
     try:
-        # First: whoever takes the folder later writes its name over that of one who is gone.
+        # Read first, because a later holder of the folder overwrites the name of one that is gone.
         is_held, holder = is_locked(place), place.read_text(errors="replace").strip()
-    except OSError:  # a folder that was copied without it, or whose file system gives no locks
+    except OSError:  # a folder that was copied without the file, or whose file system has no locks
         return RUNNING_OR_CUT_OFF
     if is_held:
         return f"running, in {holder}" if holder else "running"
     if holder.endswith(f" on {socket.gethostname()}"):
         return f"cut off: {holder} is gone"
-    # Locks of another host may not be seen here.
+    # Locks of another host may be invisible here.
     return f"{RUNNING_OR_CUT_OFF}, in {holder}" if holder else RUNNING_OR_CUT_OFF
 
 
@@ -40,12 +40,12 @@ class RunLock:
         """Take the folder.
 
         Raises:
-            StateError: Another process holds it; named with its process id.
+            StateError: Another process holds it; names its process id.
         """
         run_dir.mkdir(parents=True, exist_ok=True)
         try:
             self._lock = FileLock(run_dir / LOCK_NAME)
-        # Not waited for: a launcher holds its run for hours.
+        # It does not wait, because a launcher holds its run for hours.
         except BlockingIOError as error:
             raise StateError(
                 f"{run_dir} is in use by a launcher, {error.strerror}; "
@@ -53,7 +53,7 @@ class RunLock:
             ) from None
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder."""
         self._lock.close()
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
-"""What a run says of itself: one JSON line per step, event and memory sample, in the run's folder.
+"""The log of a run: one JSON line per step, event and memory sample, in the run's folder.
 
-The launcher alone writes it. After a restart the steps since the checkpoint are run
-again and logged again, with a higher ``attempt``; readers take the last.
+Only the launcher writes it. After a restart, the steps since the checkpoint run again and are logged again, with a
+higher ``attempt``; readers take the last.
 """
 
 import os
@@ -45,9 +45,9 @@ LOG_NAME = "log.jsonl"
 """File in the run's folder."""
 _STRIDE_BYTES = 1 << 20
 _MOST_BYTES = 4 << 30
-"""Of a log that is read whole: ten million steps."""
+"""Largest log that is read whole: ten million steps."""
 MOST_EXPERTS = 16
-"""Whose loads are figures of their own; of more, ``expert_imbalance`` says enough."""
+"""Most experts whose loads are separate figures; for more experts, ``expert_imbalance`` says enough."""
 
 
 EventKind = Literal[
@@ -74,33 +74,33 @@ class StepLine(StepFigures):
     kind: Literal["step"] = "step"
     version: Literal[1] = 1
     attempt: int
-    """Times the job was started before, in this launch."""
+    """Previous starts of the job in this launch."""
     step: int
     seconds: float
-    """Wall time of the step on rank 0, the wait for data included."""
+    """Wall time of the step on rank 0, including the wait for data."""
     wait_s: tuple[float, ...]
     """Time each rank waited for its batch, ``[ranks]``."""
     compute_s: tuple[float, ...]
     """Time of each rank's forward and backward passes, ``[ranks]``."""
     imbalance: float
-    """Planned: heaviest rank over the mean, by cost."""
+    """Planned cost of the heaviest rank over the mean."""
     bound: float
     """Least possible ``imbalance`` for the rows of the step."""
     model_flops: float | None = None
-    """FLOPs of the model in the step, forward and backward, over all ranks; over ``seconds`` they are FLOP/s."""
+    """FLOPs of the model in the step, forward and backward, over all ranks; divided by ``seconds``, they are FLOP/s."""
     mfu: float | None = None
-    """``model_flops`` over what all devices could have done in ``seconds``; ``None`` where nobody knows that."""
+    """``model_flops`` relative to what all devices could do in ``seconds``; ``None`` if that is unknown."""
     evaluation: dict[str, float] | None = None
-    """Loss of each source of the evaluation mix after the step, in nats a label; ``None`` where none was due."""
+    """Loss of each source of the evaluation mix after the step, in nats per label; ``None`` if none was due."""
     tokens_by_source: dict[str, int]
     digest: str | None
     """Digest of the samples of the step as they arrived at the trainers: 16 hex digits."""
 
 
 def figures_of(line: StepLine) -> dict[str, float]:
-    """Return what a step's line tells, each figure a number; those of ``StepFigures`` by their names.
+    """Return the figures of a step's line, each a number, under the names of ``StepFigures``.
 
-    Shares of sources are ``share/NAME``, losses on the evaluation mix ``evaluation/NAME``, rows of an expert over
+    Shares of sources are ``share/NAME``, losses on the evaluation mix ``evaluation/NAME``, and rows of an expert over
     the mean ``expert_load/E``.
     """
     figures: dict[str, float] = {
@@ -139,14 +139,14 @@ class EventLine(StrictModel):
     version: Literal[1] = 1
     attempt: int
     seconds: float
-    """Since the launch."""
+    """Seconds since the launch."""
     what: EventKind
     detail: str = ""
     step: int | None = None
     took_s: float | None = None
-    """How long it took, of a ``checkpoint``; ``None`` in older logs."""
+    """Seconds that a ``checkpoint`` took; ``None`` in older logs."""
     stall_s: float | None = None
-    """How long training stood still for a ``checkpoint`` that was written beside it; ``None`` for others."""
+    """Seconds that training stood still for a ``checkpoint`` written in parallel; ``None`` for others."""
 
 
 class MemoryLine(StrictModel):
@@ -156,7 +156,7 @@ class MemoryLine(StrictModel):
     version: Literal[1] = 1
     attempt: int
     seconds: float
-    """Since the launch."""
+    """Seconds since the launch."""
     pss_bytes: dict[str, int]
 
 
@@ -168,16 +168,16 @@ def parse_line(text: str) -> StepLine | EventLine | MemoryLine:
     """Return the line that was written as ``text``.
 
     Raises:
-        ValueError: It is none of ours.
+        ValueError: The text is no line of ours.
     """
     return _LINES.validate_json(text)
 
 
 def show(observe: Callable[..., None], *what: object) -> None:
-    """Show a person something of a job by anybody's code, which must not end the job."""
+    """Call a function that shows something to a person; its failure must not end the job."""
     try:
         observe(*what)
-    except Exception:  # noqa: BLE001 -- anybody's code, such as of a pipe that nobody reads any more
+    except Exception:  # noqa: BLE001 -- it may be any code, such as one that writes to a pipe without a reader
         _LOG.exception("an observer of the job failed")
 
 
@@ -191,29 +191,28 @@ class RunLog:
         """Open the log.
 
         Args:
-            run_dir: Folder of the run; made where it is missing.
+            run_dir: Folder of the run; created if it is missing.
             fresh: Drop lines of work that left no checkpoint, as the journal does.
-            writers: Get the figures of every step too.
+            writers: Receive the figures of every step too.
         """
         self._writers = writers
         run_dir.mkdir(parents=True, exist_ok=True)
         path = run_dir / LOG_NAME
         if path.exists():
-            with open_file(path) as kept:  # nothing but a file: a pipe would be waited for
+            with open_file(path) as kept:  # only a regular file: a pipe would block
                 whole_bytes = 0 if fresh else _whole_bytes(kept)
             os.truncate(path, whole_bytes)
-        # By lines, so that a kill tears the last one at most.
+        # Line-buffered, so that a kill tears at most the last line.
         self._file = path.open("a", encoding="utf-8", buffering=1)
         self._lock = threading.Lock()
         self._told = False
 
     def write(self, line: StepLine | EventLine | MemoryLine) -> None:
-        """Append one line; any thread may. A full disk loses lines, which is told once, and never the job."""
+        """Append one line; any thread may. A full disk loses lines, which is reported once, and never ends the job."""
         text = line.model_dump_json() + "\n"
         try:
             with self._lock:
-                # A text file of Python's takes one thread at a time, and the ranks' lines come in threads of their
-                # own.
+                # A text file of Python allows one thread at a time, and the ranks' lines come from separate threads.
                 self._file.write(text)
         except OSError as error:
             if not self._told:
@@ -224,7 +223,7 @@ class RunLog:
 
     def close(self) -> None:
         """Close the file."""
-        with suppress(OSError):  # told before, of the line that did not fit
+        with suppress(OSError):  # reported before, for the line that did not fit
             self._file.close()
 
     def __enter__(self) -> Self:
@@ -235,28 +234,28 @@ class RunLog:
 
 
 class JobLog:
-    """The log of one launch of a job, with the launch's clock and what shows each line to a person."""
+    """The log of one launch of a job, with the launch's clock and an observer that shows each line to a person."""
 
     def __init__(self, job: object, observe: Callable[..., None] | None) -> None:
         """Start the clock; ``observe(job, line)`` is called for every step and event."""
         self._job, self._observe = job, observe
         self._began_s = time.monotonic()
         self.file: RunLog | None = None
-        """Where lines are kept; a launch that starts nothing has none."""
+        """File of the log; a launch that starts nothing has none."""
 
     def write(self, line: StepLine | EventLine) -> None:
-        """Keep and show a step, or an event as of now; any thread may."""
+        """Keep and show a step or, with the present time, an event; any thread may."""
         if isinstance(line, EventLine):
-            # By the clock of the launch: a rank that tells of it has begun later.
+            # By the clock of the launch, because the reporting rank began later.
             line = line.model_copy(update={"seconds": self._seconds()})
         if self.file is not None:
             self.file.write(line)
-        # Kept first: what a person has seen is in the log.
+        # Kept first, so that everything a person has seen is in the log.
         if self._observe is not None:
             show(self._observe, self._job, line)
 
     def event(self, what: EventKind, detail: str, *, attempt: int, step: int | None = None) -> None:
-        """Keep and show what has happened."""
+        """Keep and show an event."""
         self.write(EventLine(attempt=attempt, seconds=0, what=what, detail=detail, step=step))
 
     def memory(self, pss_bytes: dict[str, int], *, attempt: int) -> None:
@@ -270,7 +269,7 @@ class JobLog:
 
 
 def _whole_bytes(log: BinaryIO) -> int:
-    """Return the bytes up to the last newline: a kill may leave a part of a line, which the next would be joined to."""
+    """Return the bytes up to the last newline: a kill may leave part of a line, which the next would be joined to."""
     end = log.seek(0, os.SEEK_END)
     while end:
         begin = max(0, end - _STRIDE_BYTES)
@@ -282,7 +281,7 @@ def _whole_bytes(log: BinaryIO) -> int:
 
 
 def no_log_in(run_dir: Path) -> StateError:
-    """Return what to say of a folder without a log: which command reads the run, where it is a loop of one's own."""
+    """Return the error for a folder without a log, naming the command for runs of the user's own loop."""
     path = run_dir / LOG_NAME
     if (run_dir / RUN_RECORD_NAME).exists():
         return StateError(
@@ -297,7 +296,7 @@ def read_log(run_dir: Path) -> list[StepLine | EventLine | MemoryLine]:
     """Return the lines of a run's log; a torn last line, as a kill leaves it, is left out.
 
     Raises:
-        StateError: The folder holds no log, or a line before the last is not one of ours.
+        StateError: The folder has no log, or a line before the last is not one of ours.
     """
     path = run_dir / LOG_NAME
     try:
@@ -310,7 +309,7 @@ def read_log(run_dir: Path) -> list[StepLine | EventLine | MemoryLine]:
         ) from error
     except IntegrityError as error:
         raise StateError(str(error)) from error
-    # By line feeds alone: a detail may hold what else ``splitlines`` takes for the end of a line.
+    # Split only at line feeds, because a detail may contain other characters that ``splitlines`` takes for line ends.
     lines, texts = [], held.decode(errors="replace").removesuffix("\n").split("\n")
     for number, text in enumerate(texts, start=1):
         try:
@@ -325,6 +324,6 @@ def read_log(run_dir: Path) -> list[StepLine | EventLine | MemoryLine]:
 
 
 def last_of_each_step(lines: Iterable[StepLine | EventLine | MemoryLine]) -> Sequence[StepLine]:
-    """Return one line per step, in step order: the one that was run last."""
+    """Return one line per step, in step order: that of the last run of the step."""
     by_step = {line.step: line for line in lines if isinstance(line, StepLine)}
     return [by_step[step] for step in sorted(by_step)]

@@ -1,6 +1,6 @@
-"""The model and what keeps it, over the steps of one attempt: batches in, lines of the log out.
+"""The model with its optimiser and checkpoints, over the steps of one attempt: batches in, lines of the log out.
 
-Every rank runs one; whoever started the ranks reads the lines of rank 0.
+Every rank runs one trainer; the process that started the ranks reads the lines of rank 0.
 """
 
 import threading
@@ -40,7 +40,7 @@ Write = Callable[[StepLine | EventLine], None]
 
 
 class Trainer:
-    """The model and what keeps it, over the steps of one attempt."""
+    """The model with its optimiser and checkpoints, over the steps of one attempt."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Trainer:
         self._all_saved = False
         self._startup = restarted(spec.attempt)
         with stage("model_build", self._startup):
-            # A checkpoint holds all weights, those to begin with included.
+            # A checkpoint contains all weights, including initial ones.
             weights = train.weights_folder(spec.folder) if spec.resume_step is None else None
             self._model = built_model(train, spec.model, groups, spec.vision, weights)
             self._optimizer = FlatAdamW(self._model, train.optimizer, train.steps)
@@ -80,7 +80,7 @@ class Trainer:
             self._load(spec.resume_step)
 
     def run(self, client: Client) -> None:
-        """Train to the last step, the end of the data or the step in which a rank is asked to end; save that."""
+        """Train to the last step, the end of the data or the step in which a rank is asked to end; save that step."""
         while client.next_step < self._train.steps:
             with self._profile.step(client.next_step) as traced:
                 batch = self._step(client)
@@ -93,15 +93,15 @@ class Trainer:
                 self._save(client)
             if self.all_end:
                 break
-        # Where the data ended within the range: what was traced until then is written.
+        # If the data ended within the range, the trace up to that point is written.
         self._profile.close()
-        # A step that was saved on the way is not saved twice.
+        # A step that was already saved is not saved twice.
         if client.next_step > self._saved_step:
             self._save(client)
         self._tell_saved()
 
     def _step(self, client: Client) -> Batch | None:
-        """Train on the next batch; ``None`` where the data has ended."""
+        """Train on the next batch; ``None`` if the data has ended."""
         began_s = time.perf_counter()
         with stage("data_plane", self._startup):
             batch = client.next_batch()
@@ -121,11 +121,11 @@ class Trainer:
         return batch
 
     def _evaluated(self, step: int) -> dict[str, float] | None:
-        """Return the losses on the evaluation mix, where they are due after a step."""
+        """Return the losses on the evaluation mix, if they are due after a step."""
         spec, wanted = self._spec.evaluation, self._train.evaluation
         if spec is None or wanted is None or (step + 1) % wanted.every_steps:
             return None
-        from trainer_integration.training.evaluation import evaluate  # noqa: PLC0415 -- brings a plane's readers
+        from trainer_integration.training.evaluation import evaluate  # noqa: PLC0415 -- loads a plane's readers
 
         plane = PlaneSpec(
             mix=spec.mix,
@@ -152,10 +152,10 @@ class Trainer:
                 tally.add(tier, sum(tensor.nbytes for tensor in held.values()))
 
     def _save(self, client: Client) -> None:
-        """Save, or begin to where saves are written beside training."""
+        """Save, or begin to save if checkpoints are written in parallel with training."""
         step, began_s = client.next_step, time.perf_counter()
         state, progress = client.state_dict(), self._progress.to_json()
-        # Also of a save that has only begun: the end of the run waits for it, and starts no second one.
+        # Also for a save that has only begun, because the end of the run waits for it and starts no second one.
         self._saved_step = step
         if self._saver is None:
             self._checkpoints.save(step, self._model, self._optimizer, state, progress)
@@ -167,7 +167,7 @@ class Trainer:
         self._stall_s = time.perf_counter() - began_s
 
     def _tell_saved(self) -> None:
-        """Wait for a save that is written beside training, and tell of it."""
+        """Wait for a save that is written in parallel with training, and report it."""
         self._all_saved = False
         saved = None if self._saver is None else self._saver.finish()
         if saved is not None:
@@ -178,7 +178,7 @@ class Trainer:
         self._write(line.model_copy(update={"took_s": took_s, "stall_s": stall_s}))
 
     def tell(self, what: EventKind, detail: str, step: int | None = None) -> None:
-        """Tell the launcher of an event; one rank speaks for all."""
+        """Report an event to the launcher; one rank speaks for all."""
         self._write(self._event(what, detail, step))
 
     def _event(self, what: EventKind, detail: str, step: int | None = None) -> EventLine:
@@ -197,11 +197,11 @@ class Trainer:
             ),
             self._digest(batch) if self._train.digest else 0,
         )
-        # The ranks must end at one step: what one was asked is for all.
+        # The ranks must end at the same step, so a request to one rank is for all.
         self.all_end = bool(figures[:, 2].any())
-        # A save that failed on all ranks must be raised in one step on all.
+        # A save that failed on all ranks must be raised in the same step on all.
         self._all_saved = bool(figures[:, 3].all())
-        # Behind the messages: a step is over when it is on all ranks.
+        # After the messages, because a step is over when it is over on all ranks.
         seconds = time.perf_counter() - began_s
         return StepLine(
             attempt=self._spec.attempt,
@@ -225,7 +225,7 @@ class Trainer:
         return self._saver is not None and self._saver.is_ready
 
     def _digest(self, batch: Batch) -> int:
-        """Return this rank's share of the step's digest: of rows that it shares, the first peer's."""
+        """Return this rank's share of the step's digest; for shared rows, only the first peer counts."""
         if self._groups.sp.size == 1:
             return batch_digest(batch)
         whole = whole_batch(batch, self._groups.sp)
@@ -237,18 +237,18 @@ class Trainer:
         if world is None:
             return figures_4[None], digest
         size = dist.get_world_size(world)
-        # Zeros but for the own row: their sum is all rows, by one call that every backend has.
+        # Zeros except for this rank's row, so that their sum is all rows, by one call that every backend has.
         figures = torch.zeros(size, 4, dtype=torch.float64)
         figures[self._spec.rank] = figures_4
         dist.all_reduce(figures, group=world)
-        # A sum modulo 2**64 is what 64-bit integers do by themselves, signed or not.
+        # A sum modulo 2**64 is what 64-bit integers compute by themselves, signed or not.
         share = torch.tensor([digest - (1 << 64) if digest >> 63 else digest], dtype=torch.int64)
         dist.all_reduce(share, group=world)
         return figures, int(share.item()) % (1 << 64)
 
 
 def _checkpoints(spec: RankSpec, groups: ProcessGroups) -> Saving[Any]:
-    """Reach the checkpoints of the run, in a folder or on a store."""
+    """Open the checkpoints of the run, in a folder or on a store."""
     place = place_of(spec.train.checkpoint_location(spec.folder))
     model, keep = identity_of(spec.model, spec.vision), spec.train.checkpoint.keep
     if isinstance(place, StorePlace):

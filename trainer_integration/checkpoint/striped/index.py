@@ -1,4 +1,4 @@
-"""What a striped checkpoint holds: the index, committed last, and the safetensors header of a shard.
+"""Format of a striped checkpoint: the index, committed last, and the safetensors header of a shard.
 
 The index is sealed JSON (``trainer_integration.checkpoint.file_digests``)::
 
@@ -8,12 +8,12 @@ The index is sealed JSON (``trainer_integration.checkpoint.file_digests``)::
          {"offsets": [0, 0], "sizes": [512, 512], "file": "shard-00001-...", "at": 4096}, ...]}},
      "about": {...}, "blake2b": ...}
 
-Each shard is a safetensors file as torch's own DCP writes them, so that whatever reads
-those reads these through a mount. Free of torch: a launcher looks into the index, too.
+Each shard is a safetensors file as written by torch's own DCP, so that readers of those files can read these through a
+mount. This module is free of torch, because a launcher reads the index, too.
 
-A chunk is a box of a tensor, stored row-major. A box of the chunk is a slice along every
-dimension; its elements lie in runs, one where only the outermost dimension is cut. With
-a chunk of 3 rows of 4 elements, of which rows 1 and 2 are wanted from column 2 on::
+A chunk is a box of a tensor, stored row-major. A box of the chunk is a slice along every dimension. Its elements lie in
+runs, and there is only one run if only the outermost dimension is cut. For example, a chunk has 3 rows of 4 elements,
+of which rows 1 and 2 are wanted from column 2 on::
 
     . . . .
     . . X X      two runs of 2 elements, enclosed by 6 elements from element 6 on
@@ -54,9 +54,9 @@ __all__ = [
 
 VERSION = 1
 INDEX = "index.json"
-"""File that makes a checkpoint: without it the shards beside it are nothing."""
+"""File that makes a checkpoint: without it, the shards in the folder mean nothing."""
 MAX_INDEX_BYTES = 256 << 20
-"""Nothing longer is read: over a million chunks."""
+"""Longest index that is read, which allows over a million chunks."""
 ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3"), 1),
     **dict.fromkeys(("I16", "F16", "BF16"), 2),
@@ -71,7 +71,7 @@ _Elements = tuple[Annotated[int, Field(ge=0, le=2**63 - 1)], ...]
 
 
 class Chunk(StrictModel):
-    """A box of a tensor, and where its bytes lie: row-major, side by side."""
+    """A box of a tensor, and the position of its bytes: row-major and contiguous."""
 
     offsets: _Elements
     """First element along each dimension of the tensor."""
@@ -90,7 +90,7 @@ class SavedTensor(StrictModel):
     sizes: _Elements
     """Elements along each dimension."""
     chunks: tuple[Chunk, ...]
-    """Disjoint boxes that together are the tensor."""
+    """Disjoint boxes that together make up the tensor."""
 
 
 class ShardFile(StrictModel):
@@ -100,13 +100,13 @@ class ShardFile(StrictModel):
 
 
 class Index(StrictModel):
-    """Everything a reader must know to find the bytes of any tensor."""
+    """Everything that a reader needs to find the bytes of any tensor."""
 
     version: int = VERSION
     files: dict[str, ShardFile]
     tensors: dict[str, SavedTensor]
     about: dict[str, Any] = Field(default_factory=dict)
-    """Plain JSON of whoever saved, committed with the tensors."""
+    """Plain JSON from the saving code, committed with the tensors."""
 
     def encoded(self) -> bytes:
         """Return the bytes of the index."""
@@ -121,8 +121,8 @@ class Index(StrictModel):
             name: Path for messages.
 
         Raises:
-            IntegrityError: It is not what was written, or contradicts itself.
-            StateError: Another version wrote it.
+            IntegrityError: The bytes are not what was written, or contradict themselves.
+            StateError: Another version wrote them.
         """
         value = unsealed_json(data, name=name)
         require_version(value, VERSION, of=name)
@@ -139,7 +139,7 @@ class Index(StrictModel):
             raise IntegrityError(
                 f"{name}: tensor {key!r} has dtype {tensor.dtype!r}, none of {sorted(ITEM_BYTES)}"
             )
-        # By their number: that chunks do not overlap is the writer's to see to, and a changed index fails its digest.
+        # Elements are only counted: the writer keeps chunks from overlapping, and a changed index fails its digest.
         found, wanted = sum(math.prod(c.sizes) for c in tensor.chunks), math.prod(tensor.sizes)
         if found != wanted:
             raise IntegrityError(
@@ -185,15 +185,14 @@ class ChunkToSave:
 
 
 def shard_name(number: int, count: int) -> str:
-    """Return the file of a rank: ``number`` of ``count``, from 1."""
+    """Return the file name of a rank: ``number`` of ``count``, from 1."""
     return f"shard-{number:05d}-of-{count:05d}.safetensors"
 
 
 def lay_out(chunks: Sequence[ChunkToSave]) -> tuple[bytes, tuple[int, ...]]:
-    """Lay chunks side by side in a safetensors file, in the order given.
+    """Lay chunks one after another in a safetensors file, in the given order.
 
-    The header fills whole pages, so that tensors which fill pages lie on pages when the
-    file is mapped.
+    The header fills whole pages, so that tensors that fill pages are page-aligned when the file is mapped.
 
     Returns:
         The bytes ahead of the chunks, and the first byte of each chunk within the file.
@@ -210,26 +209,26 @@ def lay_out(chunks: Sequence[ChunkToSave]) -> tuple[bytes, tuple[int, ...]]:
         }
         offsets[key] = {"saved_offsets": chunk.offsets}
         at += chunk.size_bytes
-    # The names under which torch's own reader of safetensors looks for what DCP adds.
+    # Names under which torch's own reader of safetensors looks for DCP's additions.
     custom = {
         "format": "pt",
         "DCP_VERSION": "1.0",
         "DCP_SHARDING_INFO": orjson.dumps(offsets).decode(),
     }
     text = orjson.dumps({"__metadata__": custom, **entries})
-    # The format lets a header end in spaces; its length, eight bytes, stands before it.
+    # The format allows a header to end in spaces; its length, eight bytes, comes before it.
     text = text.ljust(-(-(8 + len(text)) // _PAGE_BYTES) * _PAGE_BYTES - 8)
     head = len(text).to_bytes(8, "little") + text
     return head, tuple(len(head) + start for start in starts)
 
 
 def _keys_of(chunks: Iterable[ChunkToSave]) -> list[str]:
-    """Return a name for each chunk: its tensor's, with the offsets where a rank holds several."""
+    """Return a name for each chunk: its tensor's name, with the offsets if a rank has several chunks of it."""
     keys: list[str] = []
     seen: set[str] = set()
     for chunk in chunks:
         place = ",".join(map(str, chunk.offsets))
-        # Its own name wherever that is free: other readers of safetensors look for it.
+        # The plain name is used if it is free, because other readers of safetensors look for it.
         keys.append(f"{chunk.tensor}@{place}" if chunk.tensor in seen else chunk.tensor)
         seen.add(chunk.tensor)
     return keys
@@ -241,7 +240,7 @@ class Slab:
 
     dimension: int
     first_row: int
-    """Along ``dimension`` of the box."""
+    """First row along ``dimension`` of the box."""
     num_rows: int
     offset_bytes: int
     """First byte within the chunk."""
@@ -253,7 +252,7 @@ class Box:
     """A box of a chunk.
 
     Raises:
-        ValueError: It leaves the chunk.
+        ValueError: The box exceeds the chunk.
     """
 
     sizes_D: tuple[int, ...]
@@ -261,7 +260,7 @@ class Box:
     offsets_D: tuple[int, ...]
     """First element of the box."""
     lengths_D: tuple[int, ...]
-    """Elements of the box."""
+    """Lengths of the box along each dimension."""
 
     def __post_init__(self) -> None:
         fits = len(self.sizes_D) == len(self.offsets_D) == len(self.lengths_D) and all(
@@ -290,7 +289,7 @@ class Box:
 
     @property
     def run_elements(self) -> int:
-        """Elements of the box that lie side by side in the chunk, everywhere the same number."""
+        """Contiguous elements of the box in the chunk, a number that is the same everywhere."""
         run = 1
         for size, length in zip(reversed(self.sizes_D), reversed(self.lengths_D), strict=True):
             run *= length
@@ -299,9 +298,9 @@ class Box:
         return run
 
     def runs(self) -> Iterator[int]:
-        """Yield the first element of every run, rising: in the order of the box's own elements.
+        """Yield the first element of every run, rising, which is the order of the box's own elements.
 
-        There are ``num_elements / run_elements``; none for an empty box.
+        There are ``num_elements / run_elements`` runs, and none for an empty box.
         """
         if not self.num_elements:
             return
@@ -309,7 +308,7 @@ class Box:
         inner = next(
             d for d in range(dimensions + 1) if math.prod(self.lengths_D[d:]) == self.run_elements
         )
-        # Dimensions of one element beyond the run add nothing but an offset.
+        # Dimensions with a single element add only an offset.
         yield from self._starts(0, inner, self.first_element)
 
     def _starts(self, dimension: int, stop: int, at: int) -> Iterator[int]:
@@ -320,18 +319,18 @@ class Box:
             yield from self._starts(dimension + 1, stop, at + row * self.strides_D[dimension])
 
     def slabs(self, element_bytes: int, *, most_bytes: int) -> Iterator[Slab]:
-        """Cut the box along its first dimension of more than one element, for reading by pieces.
+        """Cut the box along its first dimension with more than one element, to read it in pieces.
 
         Args:
             element_bytes: Bytes of an element.
             most_bytes: Most bytes of the chunk that a slab encloses; one row is always allowed.
 
         Yields:
-            Slabs of whole rows that together hold the box once; none for an empty box.
+            Slabs of whole rows that together contain the box once; none for an empty box.
         """
         if not self.num_elements:
             return
-        # Cut along one of a single element, every slab would enclose the whole box.
+        # If the box were cut along a dimension of a single element, every slab would enclose the whole box.
         dimension = next((d for d, n in enumerate(self.lengths_D) if n > 1), 0)
         rows = self.lengths_D[dimension] if self.lengths_D else 1
         stride = self.strides_D[dimension] if self.strides_D else 1
@@ -341,7 +340,7 @@ class Box:
             for d, (length, step) in enumerate(zip(self.lengths_D, self.strides_D, strict=True))
             if d != dimension
         )
-        # The first row counts whole, every further one as the stride to it.
+        # The first row counts in full, and each further row as the stride to it.
         per_slab = 1 + max(0, (most_bytes // element_bytes - row) // stride)
         for begin in range(0, rows, per_slab):
             num_rows = min(per_slab, rows - begin)

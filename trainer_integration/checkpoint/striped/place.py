@@ -1,4 +1,4 @@
-"""Where a striped checkpoint lies: URL, folder, index. Free of torch."""
+"""Place of a striped checkpoint: URL, folder, index. Free of torch."""
 
 import os
 from collections.abc import Mapping
@@ -34,15 +34,15 @@ def open_striped(url: str, config: Mapping[str, Any] | None = None) -> tuple["St
         folder, store = "", url
     elif not chained:
         raise ConfigError(f"{url!r} names no store; give omnifs://FOLDER::STORE")
-    # All of a striped file system: whoever has its checkpoints in a folder does without.
+    # All of these imports are for a striped file system, which users with checkpoints in a folder do not need.
     from fusefs.fsspec_filesystem import OmniFileSystem  # noqa: PLC0415
 
-    # One namespace per store and settings in a process: fsspec keeps it.
+    # One namespace per store and settings in a process, because fsspec keeps it.
     return OmniFileSystem(store, config=config).files, checked_path(folder)
 
 
 def read_index(files: "StripedFiles", folder: str) -> Index:
-    """Read what a checkpoint holds.
+    """Read the index of a checkpoint.
 
     Raises:
         IntegrityError: The index is not what was saved.
@@ -52,7 +52,7 @@ def read_index(files: "StripedFiles", folder: str) -> Index:
     try:
         with files.open(within(folder, INDEX)) as file:
             size_bytes = file.reader.size_bytes
-            # Told from the manifest, before a byte of it is held.
+            # The size is known from the manifest, before any byte is read.
             is_index = size_bytes <= MAX_INDEX_BYTES
             data = bytes(file.reader.read(0, size_bytes)) if is_index else b""
     except FileNotFoundError as error:
@@ -81,7 +81,7 @@ def location_of(files: "StripedFiles", folder: str) -> str:
 
 
 def is_path(checkpoint_id: str | os.PathLike[str]) -> bool:
-    """Tell whether a checkpoint's id is a path within a namespace."""
+    """Return whether a checkpoint's id is a path within a namespace."""
     try:
         checked_path(os.fspath(checkpoint_id))
     except ValueError:

@@ -1,7 +1,7 @@
 """The reading half of distributed checkpoints on a striped namespace.
 
-Sizes are checked here, the index in ``place``; each unit is compared with its checksum where the
-namespace reads it (``fusefs.format.unit_check``).
+Sizes are checked here, and the index in ``place``. Each unit is compared with its checksum where the namespace reads it
+(``fusefs.format.unit_check``).
 """
 
 import os
@@ -36,16 +36,16 @@ from trainer_integration.checkpoint.striped.tensors import DTYPES, bytes_of
 __all__ = ["StripedReader"]
 
 _SHORTEST_RUN_BYTES = 16 << 10
-"""Runs of a box from which reading each into its place beats reading what encloses them."""
+"""Length of a box's runs above which reading each run directly is faster than reading the bytes that enclose them."""
 _STAGING_BYTES = 64 << 20
-"""Memory for boxes that cannot be read straight into their tensors."""
+"""Memory for boxes that cannot be read directly into their tensors."""
 
 _Places = dict[MetadataIndex, tuple[Chunk, torch.dtype]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A box of a chunk, and the tensor it goes into."""
+    """A box of a chunk, and the tensor it is read into."""
 
     item: ReadItem
     target: Tensor
@@ -58,14 +58,14 @@ class _Read:
     def is_straight(self) -> bool:
         """Whether the box is read into the tensor's own memory."""
         target = self.target
-        # Bytes are read as they lie: another type, a GPU or a strided window needs a copy in between.
+        # Bytes are read unchanged, so another type, a GPU or a strided window needs a copy in between.
         if target.dtype != self.dtype or target.device.type != "cpu" or not target.is_contiguous():
             return False
         run = self.box.run_elements
         return run == self.box.num_elements or run * self.dtype.itemsize >= _SHORTEST_RUN_BYTES
 
     def spans(self) -> Iterator[tuple[int, memoryview]]:
-        """Yield ranges of the file and where they go."""
+        """Yield ranges of the file and their destinations."""
         view, itemsize = bytes_of(self.target), self.dtype.itemsize
         size = self.box.run_elements * itemsize
         for i, start in enumerate(self.box.runs()):
@@ -124,7 +124,7 @@ class StripedReader(StorageReader):
                 ],
             )
             for chunk in saved.chunks:
-                # By offsets, as DCP asks: it plans a read by the chunks that overlap with what a rank holds.
+                # By offsets, as DCP requires: it plans a read by the chunks that overlap with a rank's part.
                 places[MetadataIndex(name, chunk.offsets)] = chunk, dtype
         return Metadata(state_dict_metadata=dict(tensors), storage_data=places)
 
@@ -150,11 +150,11 @@ class StripedReader(StorageReader):
             IntegrityError: A file, an object or a unit is missing or has changed; the message names it.
             UnavailableError: The store does not answer.
         """
-        # By file: one is opened once, however many tensors lie in it.
+        # Grouped by file, so that each file is opened once, however many tensors are in it.
         by_file: dict[str, list[_Read]] = {}
         for item in plan.items:
             chunk, dtype = self._places[item.storage_index]
-            # A window into the rank's own tensor: filling it is loading.
+            # A window into the rank's own tensor, so filling it is loading.
             target = planner.resolve_tensor(item).detach()
             box = Box(chunk.sizes, tuple(item.storage_offsets), tuple(item.lengths))
             by_file.setdefault(chunk.file, []).append(_Read(item, target, box, chunk.at, dtype))
@@ -164,7 +164,7 @@ class StripedReader(StorageReader):
             for name, reads in by_file.items():
                 self._fill_staged(name, files[name], [r for r in reads if not r.is_straight])
         for read in (read for reads in by_file.values() for read in reads):
-            # Behind all reads: from here on DCP takes a tensor for loaded, and may copy it on.
+            # Only after all reads, because from here on DCP considers a tensor loaded, and may copy it.
             planner.commit_tensor(read.item, read.target)
         done: TorchFuture[None] = TorchFuture()
         done.set_result(None)
@@ -187,7 +187,7 @@ class StripedReader(StorageReader):
                 f"{self._location}: {name} is missing; it holds {len(held)} tensors, {held[0]!r} among "
                 "them; load an earlier checkpoint"
             ) from error
-        # The index names places in the file that was saved: in another one they are of other tensors.
+        # The index names positions in the saved file; in another file, they would belong to other tensors.
         found, wanted = file.reader.size_bytes, self._index.files[name].size_bytes
         if found != wanted:
             file.close()
@@ -206,7 +206,7 @@ class StripedReader(StorageReader):
             )
             for name, reads in by_file.items()
         }
-        # All files are on their way before any is waited for.
+        # All files are requested before any is awaited.
         try:
             for name, of_file in fills.items():
                 self._wait(name, of_file)
@@ -214,16 +214,16 @@ class StripedReader(StorageReader):
             rest = [future for of_file in fills.values() for future in of_file]
             for future in rest:
                 future.cancel()
-            # Ranges that are under way still write into tensors which the caller may let go of after an error.
+            # Ranges under way still write into tensors, which the caller may release after an error.
             with suppress(OSError, OmniloadError):
                 wait_all(rest)
 
     def _fill_staged(self, name: str, file: OpenVersion, reads: Sequence[_Read]) -> None:
-        """Read boxes by way of memory that encloses them, some slabs at a time."""
+        """Read boxes through memory that encloses them, some slabs at a time."""
         waiting: list[tuple[_Read, Slab, Tensor]] = []
         staged_bytes = 0
         for read in reads:
-            # Quarters, so that some slabs are read side by side within the staging memory.
+            # Quarters, so that several slabs can be read in parallel within the staging memory.
             for slab in read.box.slabs(read.dtype.itemsize, most_bytes=_STAGING_BYTES // 4):
                 elements = slab.size_bytes // read.dtype.itemsize
                 waiting.append((read, slab, torch.empty(elements, dtype=read.dtype)))

@@ -41,22 +41,22 @@ def dtype_name(dtype: torch.dtype, *, tensor: str) -> str:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor of the CPU; whoever writes it writes the tensor."""
+    """Return the memory of a contiguous tensor of the CPU; writing to it writes to the tensor."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def units_of(
     parts: Iterable[bytes | memoryview], unit_bytes: int
 ) -> Iterator[memoryview | bytearray]:
-    """Yield the units of ``parts`` laid side by side.
+    """Yield the units of ``parts`` laid one after another.
 
     Args:
-        parts: Buffers of bytes; each must stay as it is until the units made of it are used up.
+        parts: Buffers of bytes; each must stay unchanged until the units made of it are used up.
         unit_bytes: Bytes of a unit.
 
     Yields:
-        Views of ``unit_bytes`` bytes into a part; copies only of units that reach over
-        several parts, and of the last, which may be short.
+        Views of ``unit_bytes`` bytes into a part; copies only of units that extend over several parts, and of the last
+        unit, which may be short.
     """
     joined = bytearray()
     for part in parts:
@@ -68,12 +68,12 @@ def units_of(
             if len(joined) < unit_bytes:
                 continue
             yield joined
-            # Another one: whoever was given the last may not have written it yet.
+            # A new buffer, because the receiver of the last one may not have written it yet.
             joined = bytearray()
         whole = len(view) // unit_bytes * unit_bytes
         for at in range(0, whole, unit_bytes):
             yield view[at : at + unit_bytes]
-        # Less than a unit: it waits for what comes behind it.
+        # Less than a unit, which waits for the bytes after it.
         joined += view[whole:]
     if joined:
         yield joined

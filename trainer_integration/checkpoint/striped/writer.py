@@ -103,7 +103,7 @@ def save_striped(
         return None if usage is None else usage.free_bytes
 
     where = location_of(files, folder)
-    # What is no tensor takes no room: the writer refuses it by name.
+    # An entry that is no tensor takes no room; the writer refuses it by name.
     need = sum(tensor.nbytes for tensor in tensors.values() if isinstance(tensor, Tensor))
     require_room(where, need, room, group)
     with own_errors(where, "nothing was saved", need=need, room=room):
@@ -138,7 +138,7 @@ def load_striped(
             size.
         UnavailableError: The store does not answer.
     """
-    # DCP turns whatever is wrong with the index into an AssertionError.
+    # DCP would turn any error of the index into an AssertionError.
     about = read_index(files, folder).about
     remedy = "load into tensors of the names and sizes saved"
     with own_errors(location_of(files, folder), remedy):
@@ -181,7 +181,7 @@ class StripedWriter(StorageWriter):
         """
         if not is_coordinator:
             return
-        # The root of a namespace is there already, and cannot be made.
+        # The root of a namespace exists already, and cannot be created.
         if self._folder:
             try:
                 self._files.names.make_directory(self._folder)
@@ -190,13 +190,13 @@ class StripedWriter(StorageWriter):
             else:
                 return
         names = [info.name for info in self._files.listing(self._folder)]
-        # Without one what lies here was never committed: an interrupted save may be written over.
+        # Without an index, the files here were never committed, so an interrupted save may be overwritten.
         if INDEX in names:
             raise StateError(
                 f"{location_of(self._files, self._folder)} holds a checkpoint; load it, or save into another folder"
             )
         for name in names:
-            # The folder may hold files of others: it may be the root of the namespace.
+            # The folder may contain unrelated files, because it may be the root of the namespace.
             if name.startswith("shard-"):
                 self._files.names.remove(within(self._folder, name))
 
@@ -218,7 +218,7 @@ class StripedWriter(StorageWriter):
 
     @override
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        # By the place in the list, which is the rank: no two ranks write one file.
+        # By the position in the list, which is the rank, so that no two ranks write one file.
         names = (shard_name(i, len(plans)) for i in range(1, len(plans) + 1))
         return [replace(plan, storage_data=name) for plan, name in zip(plans, names, strict=True)]
 
@@ -231,7 +231,7 @@ class StripedWriter(StorageWriter):
     @override
     def finish(self, metadata: Metadata, results: list[_Results]) -> None:
         """Commit: from now on there is a checkpoint."""
-        # By offsets: with a planner that keeps copies of replicated tensors, several ranks saved one.
+        # By offsets: with a planner that keeps copies of replicated tensors, several ranks saved the same chunk.
         chunks: dict[str, dict[tuple[int, ...], Chunk]] = {}
         files: dict[str, ShardFile] = {}
         for result in (result for of_rank in results for result in of_rank):
@@ -246,7 +246,7 @@ class StripedWriter(StorageWriter):
                 dtype=dtype, sizes=tuple(entry.size), chunks=tuple(chunks[name].values())
             )
         index = Index(files=files, tensors=tensors, about=self._about)
-        # Last: all ranks have published their shards by now, or DCP would not have come here.
+        # Last: all ranks have published their shards by now, because DCP calls this only then.
         self._files.write_file(within(self._folder, INDEX), index.encoded())
 
     @classmethod
@@ -267,8 +267,7 @@ class StripedWriter(StorageWriter):
             yield head
             for item in items:
                 tensor = cast("Tensor", planner.resolve_data(item))
-                # One after the other: of tensors on a GPU, or that are no contiguous memory, one copy is alive at a
-                # time.
+                # One after another, so that only one copy of a tensor on a GPU, or of scattered memory, exists.
                 yield bytes_of(tensor.detach().cpu().contiguous())
 
         try:
@@ -276,10 +275,10 @@ class StripedWriter(StorageWriter):
                 writer.append(unit)
             segment = writer.finish()
         except BaseException:
-            # Objects of a segment that does not end are named by nobody.
+            # If a segment is not completed, no manifest names its objects.
             writer.abandon()
             raise
-        # Its units are on the store: the name comes last, so that a reader finds all of them.
+        # Its units are on the store already. The name comes last, so that a reader finds all of them.
         self._files.publish(path, (segment,))
         file = ShardFile(size_bytes=segment.size_bytes)
         results = []
@@ -328,7 +327,7 @@ class StripedCheckpoints(Saving[str]):
     ) -> str:
         """Save and commit tensors; see ``save``."""
         if self._rank == 0:
-            # Nobody writes meanwhile: ``save_striped`` begins with a word of rank 0 for which the others wait.
+            # No rank writes meanwhile: ``save_striped`` begins with a message of rank 0, for which the others wait.
             self._sweep()
         about: JsonObject = {
             "step": step,
@@ -344,11 +343,11 @@ class StripedCheckpoints(Saving[str]):
                 self._sweep()
             raise
         if self._rank == 0:
-            # After the new one is committed: at no moment are there fewer than are to be kept.
+            # After the new one is committed, so that there are never fewer checkpoints than must be kept.
             for old in self._place.steps()[: -self._keep]:
                 self._place.remove(old)
         if self._group is not None:
-            # Or a rank could begin the next save, or end, while rank 0 removes what this one replaced.
+            # Otherwise a rank could begin the next save, or end, while rank 0 removes the replaced checkpoint.
             dist.barrier(group=self._group)
         return path
 
@@ -368,7 +367,7 @@ class StripedCheckpoints(Saving[str]):
         path = self._place.path_of(step)
         about = read_index(self._place.files, path).about
         location = location_of(self._place.files, path)
-        # Before a tensor is read: DCP would say of another model only that sizes differ.
+        # This comes before a tensor is read; for another model, DCP would only report that sizes differ.
         require_same_model(location, about.get("model", {}), self._model_config)
         loader_state = self._place.loader_state_of(step)
         tensors = tensors_of(model, optimizer, self._groups)
