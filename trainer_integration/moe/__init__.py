@@ -1,7 +1,7 @@
 """The included MoE trainer's model, after MegaScale-MoE (arXiv 2505.11432).
 
-One module for each thing the paper names, so that the parallel forms slot in beside
-the single-process ones::
+There is one module for each thing that the paper names, so that the parallel forms fit next to the single-process
+ones::
 
     inputs        a microbatch without its padding; positions, rows, document groups
     rope          cos and sin, and their application      } where sequence parallelism (SP)
@@ -15,8 +15,7 @@ the single-process ones::
     block, model  the layer and the stack
     head          cross entropy in chunks
 
-SP and EP share one process group of n ranks inside a node; attention's weights are
-replicated over it, experts are whole and dealt to its ranks. So ``Attention`` takes its
-``DocumentGroups`` and ``Experts`` its ``RowMap`` as arguments: the parallel versions
-change what builds those, and what moves the rows, not the modules.
+SP and EP share one process group of n ranks inside a node. Attention's weights are replicated over the group; experts
+are whole and dealt to its ranks. So ``Attention`` takes its ``DocumentGroups`` and ``Experts`` its ``RowMap`` as
+arguments: the parallel versions change what builds those and what moves the rows, but not the modules.
 """

@@ -37,16 +37,16 @@ from trainer_integration.moe.varlen import attend_varlen
 __all__ = ["Attention", "Block", "Experts", "attend", "grouped_gemm"]
 
 _GROUPED = (torch.float32, torch.bfloat16, torch.float16)
-"""What torch's own product takes; float64, for tests, goes expert by expert."""
+"""Types that torch's own product supports; float64, for tests, goes expert by expert."""
 _ALIGNED_BYTES = 16
-"""What the bytes of a row must be a multiple of for it: four float32, eight BF16."""
+"""Required divisor of the bytes of a row: four float32, eight BF16."""
 
 
 class Experts(nn.Module):
     """The experts of a layer that one rank holds: ``fc2((silu(fc1 x) * fc3 x) * gate)``, summed over a token's experts.
 
-    The gate weights the expert's inside rather than its output, as the paper places it
-    in BF16 training: the output then needs no copy for backward.
+    The gate scales the expert's inner values rather than its output, as in the paper's BF16 training, so that the
+    output needs no copy for backward.
     """
 
     def __init__(self, shape: MoEShape, num_held: int | None = None) -> None:
@@ -71,9 +71,9 @@ class Experts(nn.Module):
 def grouped_gemm(x_SI: Tensor, weight_EOI: Tensor, ends_E: Tensor) -> Tensor:
     """Multiply each expert's rows by its matrix: ``x[rows of e] @ weight[e].T``, ``[S, O]``.
 
-    The ends stay on the device: by torch's own code, a GPU is waited for where its kernel is not the fast one, which
-    takes BF16 on Hopper and later. Rows beyond the last end are not computed, forward or backward:
-    what stands there is no number to rely on.
+    The ends stay on the device. torch's own code waits for a GPU only if its fast kernel is unavailable, which needs
+    BF16 on Hopper or later. Rows beyond the last end are not computed, forward or backward, and their values are
+    undefined.
 
     Args:
         x_SI: Rows, expert by expert.
@@ -114,7 +114,7 @@ class _ByExpert(torch.autograd.Function):
         grad_x_SI, grad_weight_EOI = torch.empty_like(x_SI), torch.empty_like(weight_EOI)
         for expert, rows in _ranges(ends_E):
             torch.mm(grad_SO[rows], weight_EOI[expert], out=grad_x_SI[rows])
-            # Of an expert without rows this is a product over nothing: zeros, where ``empty_like`` left anything.
+            # For an expert without rows, this product gives zeros, where ``empty_like`` left arbitrary values.
             torch.mm(grad_SO[rows].t(), x_SI[rows], out=grad_weight_EOI[expert])
         return grad_x_SI, grad_weight_EOI, None
 
@@ -122,8 +122,8 @@ class _ByExpert(torch.autograd.Function):
 def attend(qkv_NXC: Tensor, documents: DocumentGroups, num_heads: int) -> Tensor:
     """Attend causally within each document; the cost is the square of each length.
 
-    Sequence parallelism exchanges heads for tokens just before and just after this
-    function, which then sees whole documents and some of the heads.
+    Sequence parallelism exchanges heads for tokens just before and just after this function, which then sees whole
+    documents and some of the heads.
 
     Args:
         qkv_NXC: ``H`` query heads, then the key heads, then the value heads, ``X = H + 2 G``.
@@ -149,7 +149,7 @@ def attend(qkv_NXC: Tensor, documents: DocumentGroups, num_heads: int) -> Tensor
         )
         outputs.append(attended.transpose(1, 2).flatten(0, 1))
     if not outputs:
-        # No token, and still a part of the graph: ranks of a sharded model make every backward pass together.
+        # There is no token, but the result must be in the graph: ranks of a sharded model share every backward pass.
         return qkv_NXC[:, :num_heads]
     return documents.unpad(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
 
@@ -208,7 +208,7 @@ class Block(nn.Module):
     def forward(
         self, x_ND: Tensor, rotation: Rotation, inputs: ModelInputs
     ) -> tuple[Tensor, Routing]:
-        """Return the residual stream after the layer, and what its router decided."""
+        """Return the residual stream after the layer, and the router's decisions."""
         x_ND = x_ND + self.attention(self.norm1(x_ND), rotation, inputs)
         normed_ND = self.norm2(x_ND)
         routing: Routing = self.router(normed_ND)
@@ -222,7 +222,7 @@ class Block(nn.Module):
         return x_ND, routing
 
     def _moved_by(self, inputs: ModelInputs) -> Transport:
-        """Return what brings tokens to experts."""
+        """Return the transport that brings tokens to experts."""
         num_experts, drops = self._shape.num_experts, self._shape.capacity_factor is not None
         if self._peers.size == 1:
             return Local(num_experts, drops=drops)

@@ -1,8 +1,8 @@
-"""Which documents share a call of the attention kernel.
+"""Decides which documents share a call of the attention kernel.
 
-A call costs as much as a short document, so documents of similar length are padded to
-the longest of them and go together. Padding is on the right: with a causal mask no
-token sees what comes after it, so padding needs no mask and changes nothing.
+A call costs as much as a short document, so documents of similar length are padded to the longest of them and processed
+together. Padding is on the right: with a causal mask no token sees later tokens, so padding needs no mask and changes
+nothing.
 
 Shape suffixes:
     N  tokens        P  places in the padded layout        D  documents
@@ -24,8 +24,8 @@ from trainer_integration.moe.gather import gather
 __all__ = ["CALL_PAIRS", "DocumentGroups", "group_lengths", "on_device"]
 
 CALL_PAIRS = 4096
-"""Token pairs that cost as much as one call of the kernel: about 0.1 ms forward and
-backward, where 1024 x 1024 pairs of 4 heads of 32 take 22 ms (one CPU thread)."""
+"""Token pairs that cost as much as one call of the kernel: about 0.1 ms forward and backward, compared with 22 ms for
+1024 x 1024 pairs of 4 heads of 32 (one CPU thread)."""
 
 
 def group_lengths(lengths: Sequence[int], call_pairs: int = CALL_PAIRS) -> list[tuple[int, int]]:
@@ -61,17 +61,17 @@ class DocumentGroups:
     """The padded layout of one microbatch, computed once for all layers."""
 
     groups: tuple[tuple[int, int], ...]
-    """``(documents, padded length)`` of each group; they lie end to end."""
+    """``(documents, padded length)`` of each group; the groups are concatenated."""
     tokens_of_places_P: Tensor | None
-    """Token shown at each place; padding shows token 0. None where nothing moves."""
+    """Token at each place; padding has token 0. None if nothing moves."""
     places_of_tokens_N: Tensor | None
-    """Place of each token; None where nothing moves."""
+    """Place of each token; None if nothing moves."""
     cu_seqlens: Tensor
-    """Bounds of the documents laid end to end, int32: what a varlen kernel takes."""
+    """Bounds of the concatenated documents, int32, for a varlen kernel."""
     longest: int
     """Tokens of the longest document."""
     varlen: bool
-    """Whether a varlen kernel is to attend."""
+    """Whether a varlen kernel attends."""
 
     @classmethod
     def of(
@@ -85,15 +85,15 @@ class DocumentGroups:
         """Lay out the documents bounded by ``cu_seqlens``, ``[D + 1]``.
 
         Args:
-            cu_seqlens: Bounds of documents that lie end to end.
-            places: Where there the tokens belong that will be given, ``[N]``; default: they come in order.
-            device: Where the tokens will be.
-            varlen: Leave out the padding, as a varlen kernel takes documents end to end.
+            cu_seqlens: Bounds of concatenated documents.
+            places: Places of the coming tokens in these documents, ``[N]``; by default they come in order.
+            device: Device of the tokens.
+            varlen: Leave out the padding, because a varlen kernel takes concatenated documents.
         """
         lengths = np.diff(cu_seqlens).astype(np.int64)
-        # Stable: equal lengths keep their order, so the layout is the same in every run.
+        # A stable sort: equal lengths keep their order, so the layout is the same in every run.
         order = np.argsort(-lengths, kind="stable")
-        # Padding, which is left out, leaves documents without a token behind.
+        # Padding, which is left out, leaves documents without a token.
         order = order[lengths[order] > 0]
         sorted_lengths, starts = lengths[order], cu_seqlens[order].astype(np.int64)
         groups = tuple(group_lengths(sorted_lengths.tolist()))
@@ -103,8 +103,7 @@ class DocumentGroups:
         moves = None if varlen else _moves(sorted_lengths, starts, padded, num_tokens)
         if places is not None:
             at: NDArray[np.int64] = places.astype(np.int64)
-            # Tokens come in another order than the documents' bounds are of: the two moves become one, which costs a
-            # layer nothing.
+            # The tokens come in another order than the documents of the bounds. Both moves become one, at no cost.
             inverse: NDArray[np.int64] = np.empty(num_tokens, np.int64)
             inverse[at] = np.arange(num_tokens)
             moves = (inverse, at) if moves is None else (inverse[moves[0]], moves[1][at])
@@ -123,10 +122,10 @@ class DocumentGroups:
         return sum(count * length * length for count, length in self.groups)
 
     def pad(self, x_ND: Tensor) -> Tensor:
-        """Move tokens to their places, ``[P, ...]``; what padding receives is to be ignored."""
+        """Move tokens to their places, ``[P, ...]``; the values at padding must be ignored."""
         if self.tokens_of_places_P is None or self.places_of_tokens_N is None:
             return x_ND
-        # Padding lies after every token that matters, so its gradient is zero.
+        # Padding comes after every token that matters, so its gradient is zero.
         return gather(x_ND, self.tokens_of_places_P, self.places_of_tokens_N)
 
     def unpad(self, x_PD: Tensor) -> Tensor:
@@ -143,16 +142,16 @@ def _moves(
     padded: NDArray[np.int64],
     num_tokens: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """Return the token at each place and the place of each token, or ``None`` where nothing moves."""
+    """Return the token at each place and the place of each token, or ``None`` if nothing moves."""
     if len(lengths) <= 1 or (
         padded.sum() == num_tokens and bool(np.all(starts[1:] >= starts[:-1]))
     ):
         return None
-    # All documents at once: a microbatch may hold hundreds of short ones.
+    # All documents at once, because a microbatch may have hundreds of short ones.
     within = np.arange(num_tokens) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     tokens = np.repeat(starts, lengths) + within
     places = np.repeat(np.cumsum(padded) - padded, lengths) + within
-    # Padding shows token 0: any will do, as no token looks at it.
+    # Padding has token 0: any token will do, because no token attends to it.
     tokens_of_places = np.zeros(int(padded.sum()), np.int64)
     tokens_of_places[places] = tokens
     places_of_tokens = np.empty(num_tokens, np.int64)
@@ -165,9 +164,9 @@ def on_device(
     device: str | torch.device,
     dtype: type[np.integer[Any]] = np.int64,
 ) -> Tensor:
-    """Copy integers to where the model is, without waiting for what the device still computes.
+    """Copy integers to the model's device, without waiting for outstanding work of the device.
 
-    A copy from memory that is not pinned waits until it has ended, and so for every layer before it.
+    A copy from memory that is not pinned would wait for its end, and so for every layer before it.
     """
     here = torch.from_numpy(values.astype(dtype))
     if torch.device(device).type != "cuda":
@@ -189,5 +188,5 @@ class _Unpad(torch.autograd.Function):
     def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, None]:
         (places_N,) = ctx.saved_tensors
         grad_PD = grad_ND.new_zeros(ctx.num_places, *grad_ND.shape[1:])
-        # Copied and not added up: no two tokens have one place.
+        # Copied and not summed, because no two tokens have the same place.
         return grad_PD.index_copy_(0, places_N, grad_ND), None

@@ -1,4 +1,4 @@
-"""How large the model is and what a token costs: arithmetic on its shape."""
+"""Size of the model and cost of a token: arithmetic on its shape."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from trainer_integration.moe.config import MoEConfig
 __all__ = ["ParameterCounts", "cost_of", "parameter_counts"]
 
 _FORWARD_AND_BACKWARD = 3
-"""Backward makes two products for each one of forward."""
+"""Backward makes two products for each product of forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterCounts:
-    """Parameters by what they do."""
+    """Numbers of parameters by their purpose."""
 
     embedding: int
     """Rows of the embedding."""
@@ -25,7 +25,7 @@ class ParameterCounts:
     norms: int
     """Norm weights."""
     head: int
-    """The output matrix; 0 where it is the embedding."""
+    """The output matrix; 0 if it is the embedding."""
     active_experts: int
     """Expert parameters that one token uses."""
 
@@ -51,7 +51,7 @@ def parameter_counts(config: MoEConfig) -> ParameterCounts:
         * (config.dim * qkv_heads * config.head_dim + config.dim * config.dim),
         router=config.num_layers * config.num_experts * config.dim,
         experts=config.num_layers * config.num_experts * expert,
-        # Two in a layer, and the one before the output matrix.
+        # Two in a layer, and the one in front of the output matrix.
         norms=(2 * config.num_layers + 1) * config.dim,
         head=0 if config.tied_embeddings else matrix,
         active_experts=config.num_layers * config.top_k * expert,
@@ -61,18 +61,17 @@ def parameter_counts(config: MoEConfig) -> ParameterCounts:
 def cost_of(config: MoEConfig, *, attention_slowdown: float = 1.0) -> tuple[float, float]:
     """Return FLOPs of a token and of a token pair, forward and backward.
 
-    A document of ``L`` tokens costs ``linear * L + quadratic * L ** 2``: the numbers the
-    balance of a mix file takes. A pair costs a multiply and an add for the score and for
-    the value, in every component of every query head; the causal mask halves them.
+    A document of ``L`` tokens costs ``linear * L + quadratic * L ** 2``, which are the numbers for the balance of a mix
+    file. A pair costs a multiplication and an addition for the score and for the value, in every component of every
+    query head; the causal mask halves them.
 
     Args:
         config: The model.
-        attention_slowdown: Time of a FLOP of attention over that of a matrix product. One
-            CPU thread of the default shape with 8,192 ids, documents of 64 to 4,096 tokens:
-            1.3 fits the measured times within 5%.
+        attention_slowdown: Time of a FLOP of attention over that of a matrix product. For one CPU thread, the default
+            shape with 8,192 ids, and documents of 64 to 4,096 tokens, 1.3 fits the measured times within 5%.
     """
     counts = parameter_counts(config)
-    # Every matrix a token passes, the output matrix also where it is tied; looking up is free.
+    # Every matrix that a token passes, including the output matrix even if it is tied; the lookup is free.
     passed = (
         counts.attention + counts.router + counts.active_experts + config.vocab_size * config.dim
     )

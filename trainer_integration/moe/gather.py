@@ -1,7 +1,7 @@
 """Rows moved to other places, forward and backward by a gather.
 
-Autograd's own backward of ``index_select`` adds up: it is several times slower, and on a GPU it adds by atomics, in
-another order each time. Where the gradient of a row comes from one place, there is nothing to add.
+Autograd's own backward of ``index_select`` sums. It is several times slower, and on a GPU it sums by atomics, in
+another order each time. If the gradient of a row comes from one place, there is nothing to sum.
 """
 
 from typing import Any
@@ -20,8 +20,8 @@ def gather(rows: Tensor, order_S: Tensor, inverse_N: Tensor) -> Tensor:
     Args:
         rows: The rows, ``[N, ...]``.
         order_S: The row of each place.
-        inverse_N: The place that each row's gradient is taken from. A row may stand in further places, such as padding,
-            where nothing depends on it.
+        inverse_N: The place from which each row's gradient is taken. A row may also be in other places, such as
+            padding, if nothing depends on them.
     """
     moved: Tensor = _Gather.apply(rows, order_S, inverse_N)  # type: ignore[no-untyped-call]
     return moved

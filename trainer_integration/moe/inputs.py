@@ -1,4 +1,4 @@
-"""A microbatch as the model takes it: tensors, end to end, without padding.
+"""A microbatch in the form that the model takes: tensors, concatenated, without padding.
 
 Shape suffixes:
     R  rows        T  tokens in a row        N  tokens of this rank that are not padding
@@ -23,7 +23,7 @@ from trainer_integration.moe.parallel.collectives import ALONE, Peers
 __all__ = ["ModelInputs", "WholeRows", "on_host"]
 
 
-def on_host(tensor: Any) -> NDArray[Any]:  # noqa: ANN401 -- of torch, wherever it lies, or of numpy
+def on_host(tensor: Any) -> NDArray[Any]:  # noqa: ANN401 -- of torch, on any device, or of numpy
     """Return a tensor as an array of numpy."""
     return np.asarray(tensor.cpu() if isinstance(tensor, Tensor) else tensor)
 
@@ -37,9 +37,9 @@ class WholeRows:
     labels_RT: NDArray[Any]
     """Next tokens; ``IGNORE_LABEL`` where nothing is predicted."""
     real_RT: NDArray[np.bool_]
-    """Whether a token is no padding."""
+    """Whether a token is not padding."""
     positions_RT: NDArray[Any]
-    """Place within the document."""
+    """Position within the document."""
     cu_seqlens: NDArray[np.int32]
     """Bounds of the documents in the flattened rows."""
 
@@ -53,21 +53,22 @@ class ModelInputs:
     labels_N: Tensor
     """Next tokens, int64; ``IGNORE_LABEL`` where nothing is predicted."""
     labelled_L: Tensor
-    """Which tokens have a label, int64. Known here: asked of a device, it would wait for all layers before."""
+    """Indices of tokens with a label, int64. Computed on the host, because asking a device would wait for all earlier
+    layers."""
     positions_N: Tensor
-    """Place within the document, int64, from 0."""
+    """Position within the document, int64, from 0."""
     rows_N: Tensor
     """Row of the microbatch, int64, never falling."""
     num_rows: int
     """Rows of the microbatch."""
     tokens_in_rows_R: Tensor
-    """Tokens of each row, with those of the peers, int64."""
+    """Tokens of each row, including those of the peers, int64."""
     documents: DocumentGroups
-    """Which tokens may see each other, of all peers."""
+    """Which tokens may attend to each other, of all peers."""
     tokens_of_peers: tuple[int, ...]
     """Tokens of each peer; they sum to ``M``."""
     places_M: Tensor | None = None
-    """Place of each token in the rows, counted without padding; ``None`` where it is its own."""
+    """Place of each token in the rows, counted without padding; ``None`` if it is the token's index."""
 
     @classmethod
     def of(
@@ -78,19 +79,18 @@ class ModelInputs:
         *,
         varlen: bool = False,
     ) -> Self:
-        """Drop the padding of ``microbatch`` and lay its tokens end to end.
+        """Drop the padding of ``microbatch`` and concatenate its tokens.
 
-        Padding is what belongs to no source. A row's padding is a document of its own,
-        so it leaves whole.
+        Tokens without a source are padding. A row's padding is a document of its own, so it is dropped as a whole.
 
         Args:
             microbatch: Whole rows, or this rank's slice of them.
             peers: The sequence-parallel peers that share the rows.
-            device: Where the model is.
+            device: Device of the model.
             varlen: Whether its attention is a varlen kernel's.
 
         Raises:
-            TypeError: Whole rows came where peers share them, or a slice where nobody does.
+            TypeError: Whole rows were given although peers share them, or a slice although no peers do.
         """
         if isinstance(microbatch, CpSlice) != (peers.size > 1):
             came = "a slice of its rows" if isinstance(microbatch, CpSlice) else "whole rows"
@@ -105,7 +105,7 @@ class ModelInputs:
             WholeRows(
                 tokens_RT=microbatch.tokens_RT,
                 labels_RT=microbatch.labels_RT,
-                # By the source and not by the token: 0, which pads, is a token id of every tokenizer.
+                # By the source and not by the token, because the padding's 0 is a token id of every tokenizer.
                 real_RT=microbatch.source_ids_RT >= 0,
                 positions_RT=documents.positions,
                 cu_seqlens=documents.cu_seqlens,
@@ -118,10 +118,10 @@ class ModelInputs:
     def of_packed(
         cls, rows: PackedRows, device: str | torch.device = "cpu", *, varlen: bool = False
     ) -> Self:
-        """Drop the padding of rows that a loop of one's own is handed; as ``of`` for the rest.
+        """Drop the padding of rows that the user's own loop received; otherwise like ``of``.
 
         Raises:
-            ConfigError: They are shared among cp peers.
+            ConfigError: The rows are shared among cp peers.
             ValueError: Their labels are unshifted.
         """
         if rows.label_form != "shifted":
@@ -143,7 +143,7 @@ class ModelInputs:
         num_rows, row_length = whole.tokens_RT.shape
         real = whole.real_RT.reshape(-1)
         kept = np.flatnonzero(real)
-        # Tokens ahead of each place: it turns bounds of the padded rows into bounds without padding.
+        # Number of tokens ahead of each place, which turns bounds of the padded rows into bounds without padding.
         before = np.concatenate(([0], np.cumsum(real)))
         labels = whole.labels_RT.reshape(-1)[kept]
         return cls(
@@ -166,9 +166,9 @@ class ModelInputs:
         length = columns * peers.size
         real = np.repeat(piece.sources_D >= 0, np.diff(piece.cu_seqlens))
         before = np.concatenate(([0], np.cumsum(real)))
-        # Where the tokens of each peer stand in the whole rows, in the peer's order.
+        # Places of each peer's tokens in the whole rows, in the peer's order.
         starts = np.arange(num_rows)[:, None] * length
-        # Of every peer, though this one trains on its own: the layout of attention spans all of their tokens.
+        # For every peer, because the layout of attention covers all their tokens, although this rank trains on its own.
         parts = [
             (starts + cp_indices(length, p, peers.size)).reshape(-1) for p in range(peers.size)
         ]
@@ -187,7 +187,7 @@ class ModelInputs:
             documents=DocumentGroups.of(
                 before[documents_of(piece).cu_seqlens], places, device, varlen=varlen
             ),
-            # From the bounds of the whole rows, which every peer has: nobody asks another.
+            # From the bounds of the whole rows, which every peer has, so no message is needed.
             tokens_of_peers=tuple(map(len, kept)),
             places_M=on_device(places, device),
         )
@@ -199,16 +199,16 @@ class ModelInputs:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no peer has a token; all of them know."""
+        """Whether no peer has a token; all peers know this."""
         return sum(self.tokens_of_peers) == 0
 
     @property
     def meets_peers(self) -> bool:
-        """Whether data-parallel peers need this rank's passes for their own, also where it has no token."""
+        """Whether data-parallel peers need this rank's passes for their own, even if it has no token."""
         return False
 
     def labels_in_rows_R(self) -> Tensor:
-        """Return how many labels of this rank each row predicts, float64."""
+        """Return the number of labels of each row on this rank, float64."""
         predicted_N = (self.labels_N != IGNORE_LABEL).double()
         return predicted_N.new_zeros(self.num_rows).index_add_(0, self.rows_N, predicted_N)
 
@@ -218,14 +218,14 @@ class ModelInputs:
             return values_N
         sizes = [len(values_N)] * peers.size
         with torch.no_grad():
-            # An exchange, as an all-gather wants as many of every peer.
+            # An exchange, because an all-gather needs the same number from every peer.
             copies = values_N.expand(peers.size, *values_N.shape).flatten(0, 1)
             arrived_M = peers.exchange(copies, sizes, self.tokens_of_peers, "capacity")
-        # Into the order of whole rows: equal affinities are then decided as on one rank.
+        # Into the order of whole rows, so that ties between affinities are decided as on one rank.
         return torch.empty_like(arrived_M).index_copy_(0, self.places_M, arrived_M)
 
     def of_this_peer(self, values_M: Tensor, peers: Peers) -> Tensor:
-        """Return this rank's part of what ``of_all_peers`` returned."""
+        """Return this rank's part of the result of ``of_all_peers``."""
         if self.places_M is None:
             return values_M
         own = torch.split(self.places_M, list(self.tokens_of_peers))[peers.rank]

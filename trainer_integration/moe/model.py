@@ -44,9 +44,10 @@ __all__ = [
 ]
 
 CHUNK_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 26}
-"""Logits held at a time, by the kind of device: 8 and 256 MiB in float32. One CPU thread, 1024 tokens of width 128:
-41, 85 and 397 ms at 4096, 8192 and 32768 ids; half as many 43, 83, 438; four times as many 42, 96, 402. On an H100,
-4096 tokens of 32000 ids took 48 ms, four layers with them, where as many were held as on a CPU; it takes 34."""
+"""Logits in memory at a time, by the kind of device: 8 and 256 MiB in float32. One CPU thread with 1024 tokens of width
+128 takes 41, 85 and 397 ms at 4096, 8192 and 32768 ids; with half as many logits 43, 83 and 438 ms; with four times as
+many 42, 96 and 402 ms. On an H100, 4096 tokens of 32000 ids, with four layers, took 48 ms with the CPU's number of
+logits, and take 34 ms."""
 
 
 def summed_cross_entropy(
@@ -54,9 +55,8 @@ def summed_cross_entropy(
 ) -> Tensor:
     """Return the cross entropy of ``x @ weight.T`` summed over all labels, float64.
 
-    Tokens without a label cost nothing. The logits of a few tokens at a time are turned
-    into gradients at once, in the forward pass, so that no more than ``CHUNK_LOGITS``
-    of them ever exist.
+    Tokens without a label cost nothing. The logits of a few tokens at a time are turned into gradients at once, in the
+    forward pass, so that no more than ``CHUNK_LOGITS`` of them ever exist.
 
     Args:
         x_ND: Last hidden states.
@@ -71,7 +71,7 @@ def summed_cross_entropy(
 
 
 def _rows_of_logits(weight_VD: Tensor) -> int:
-    """Return how many tokens' logits are held at a time."""
+    """Return the number of tokens whose logits are in memory at a time."""
     most = CHUNK_LOGITS.get(weight_VD.device.type, CHUNK_LOGITS["cpu"])
     return max(1, most // len(weight_VD))
 
@@ -91,7 +91,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
             rows = slice(start, start + size)
             x_CD, labels_C1 = x_MD[rows], labels_M[rows].unsqueeze(1)
             logits_CV = (x_CD @ weight_VD.t()).to(wide)
-            # Log-softmax by hand, in place: only one array of logits is ever alive.
+            # Log-softmax by hand, in place, so that only one array of logits is ever alive.
             logits_CV -= logits_CV.amax(-1, keepdim=True)
             picked_C1 = logits_CV.gather(1, labels_C1)
             logits_CV.exp_()
@@ -103,7 +103,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
                 grad_CV = logits_CV.to(x_MD.dtype)
                 torch.mm(grad_CV, weight_VD, out=grad_x_MD[rows])
                 grad_weight_VD.addmm_(grad_CV.t(), x_CD)
-        # Gradients in place of logits: tokens and the matrix are smaller than tokens by vocabulary.
+        # Gradients in place of logits, because tokens and the matrix are smaller than tokens by vocabulary.
         ctx.save_for_backward(grad_x_MD, grad_weight_VD)
         return total
 
@@ -118,22 +118,22 @@ class _SummedCrossEntropy(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOutput:
-    """Losses of one microbatch, summed over this rank's tokens: divide by the labels of the whole step."""
+    """Losses of one microbatch, summed over this rank's tokens; divide them by the labels of the whole step."""
 
     token_loss: Tensor
     """Cross entropy summed over labels, float64."""
     balance_loss: Tensor
     """Balance loss of each row times the labels in it, summed; mean over layers."""
     z_loss: Tensor
-    """The same of the z-loss."""
+    """z-loss of each row times the labels in it, summed; mean over layers."""
     router: RouterFigures
-    """How busy experts are."""
+    """Load of the experts."""
 
 
 class MoETransformer(nn.Module):
     """A decoder of routed-expert layers over packed documents.
 
-    Its parameters are float32, or what they are converted to; it computes in ``dtype``.
+    Its parameters are float32, or the type that they are converted to; it computes in ``dtype``.
     """
 
     def __init__(
@@ -149,14 +149,14 @@ class MoETransformer(nn.Module):
 
         Args:
             config: Its shape.
-            seed: Decides the weights, which are equal whoever shares them.
-            peers: The ranks that share its layers; this one holds some of the experts.
+            seed: Decides the weights, which are equal whatever ranks share them.
+            peers: The ranks that share its layers; this rank holds some of the experts.
             transport: How tokens come to their experts.
-            dtype: To compute in; ``None`` for that of the parameters.
+            dtype: Type to compute in; ``None`` for that of the parameters.
         """
         super().__init__()
         self.config, self.peers, self.dtype = config, peers, dtype
-        # Memory alone: weights are drawn below, or come from a folder.
+        # Only memory: the weights are drawn below, or come from a folder.
         self.embedding_VD = nn.Parameter(torch.empty(config.vocab_size, config.dim))
         self.blocks = nn.ModuleList(
             Block(config, peers, transport) for _ in range(config.num_layers)
@@ -164,7 +164,7 @@ class MoETransformer(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_epsilon)
         if not config.tied_embeddings:
             self.output_VD = nn.Parameter(torch.empty(config.vocab_size, config.dim))
-        # There is nothing to set yet on ``meta``: who makes it real draws the weights.
+        # On ``meta`` there is nothing to set yet; the code that allocates the model draws the weights.
         if self.embedding_VD.device.type != "meta":
             self.draw_weights(seed)
 
@@ -172,19 +172,19 @@ class MoETransformer(nn.Module):
     def draw_weights(self, seed: int) -> None:
         """Set first weights; equal seeds give equal weights on every rank.
 
-        Matrices that write into the residual stream are smaller by the root of their
-        number, so that the stream's size does not grow with depth. A rank that holds a part of
-        a matrix draws all of it, one matrix at a time, and keeps its own.
+        Matrices that write into the residual stream are smaller by the root of their number, so that the stream's size
+        does not grow with depth. A rank that keeps a part of a matrix draws all of it, one matrix at a time, and keeps
+        its own part.
         """
-        # On the host, wherever the model is: a GPU's generator draws other numbers from the same seed.
+        # On the CPU, wherever the model is, because a GPU's generator draws other numbers from the same seed.
         generator = torch.Generator().manual_seed(seed)
         into_stream = self.config.init_std / math.sqrt(2 * self.config.num_layers)
-        # A model that was made on ``meta`` has whatever its memory held before.
+        # A model that was made on ``meta`` has arbitrary memory content until now.
         for buffer in self.buffers():
             buffer.zero_()
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:
-                # Weights of norms alone: no layer has a bias to learn.
+                # Only weights of norms, because no layer has a bias to learn.
                 parameter.fill_(1.0)
                 continue
             writes = name.endswith(("attention.output.weight", "experts.fc2_EDF"))
@@ -198,8 +198,8 @@ class MoETransformer(nn.Module):
         """Set weights that were trained before.
 
         Args:
-            weights: Every parameter of the whole model by its name, in any order and type. One is held at a time; a
-                rank keeps its own part of it.
+            weights: Every parameter of the whole model by its name, in any order and type. One is in memory at a time;
+                a rank keeps its own part of it.
         """
         missing = dict(self.named_parameters())
         for name, whole in weights:
@@ -207,8 +207,8 @@ class MoETransformer(nn.Module):
         assert not missing, f"no weights were given for {', '.join(missing)}"
 
     def _keep(self, name: str, parameter: nn.Parameter, whole: Tensor) -> None:
-        """Set this rank's part of a matrix that is given for all of them."""
-        # Of a sharded matrix this is all of it: experts that peers share out are cut along their second dimension.
+        """Set this rank's part of a matrix, given the whole matrix."""
+        # The whole first dimension even if sharded, because experts that peers divide are sharded along the second.
         held = len(parameter)
         first = self.peers.rank * held if is_of_experts(name) else 0
         parameter.copy_(part_of(whole[first : first + held].to(parameter.dtype), parameter))
@@ -220,7 +220,7 @@ class MoETransformer(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """Device of the model."""
         return self.embedding_VD.device
 
     @property
@@ -231,26 +231,26 @@ class MoETransformer(nn.Module):
 
     @property
     def units(self) -> tuple[nn.Module, ...]:
-        """Parts that each pass goes through once, one after the other: what a sharded model gathers at a time."""
+        """Parts that each pass goes through once, one after another; a sharded model gathers one part at a time."""
         return tuple(self.blocks)
 
     def inputs_of(self, microbatch: Microbatch | CpSlice, *, dealt: bool = True) -> ModelInputs:
-        """Return a microbatch as the model takes it.
+        """Return a microbatch in the form that the model takes.
 
         Args:
-            microbatch: Of a batch.
-            dealt: Whether the plane that it comes from serves the ranks of this model; otherwise it is of one rank,
-                which needs no data-parallel peer for it.
+            microbatch: One of a batch.
+            dealt: Whether its plane serves the ranks of this model; otherwise it belongs to one rank, which needs no
+                data-parallel peer for it.
         """
-        del dealt  # means something to rows with images
+        del dealt  # used only for rows with images
         return ModelInputs.of(microbatch, self.peers, self.device, varlen=self.takes_varlen)
 
-    def flops_beside(self, inputs: ModelInputs) -> float:  # noqa: ARG002 -- of those with images
-        """Return the FLOPs, forward and backward, that this rank spends on what is no token."""
+    def flops_beside(self, inputs: ModelInputs) -> float:  # noqa: ARG002 -- for subclasses with images
+        """Return the FLOPs, forward and backward, that this rank spends on inputs other than tokens."""
         return 0.0
 
     def embedded(self, inputs: ModelInputs) -> Tensor:
-        """Return what the layers begin with, ``[N, D]``."""
+        """Return the input of the layers, ``[N, D]``."""
         x_ND = functional.embedding(inputs.tokens_N, self.embedding_VD)
         return x_ND if self.dtype is None else x_ND.to(self.dtype)
 
@@ -271,7 +271,7 @@ class MoETransformer(nn.Module):
         return normed_ND, routings
 
     def logits(self, inputs: ModelInputs) -> Tensor:
-        """Return all logits, ``[N, V]``: for looking, not for training."""
+        """Return all logits, ``[N, V]``, for inspection and not for training."""
         x_ND = self.hidden(inputs)[0]
         return x_ND @ self.head_VD.to(x_ND.dtype).t()
 
@@ -282,7 +282,7 @@ class MoETransformer(nn.Module):
         head_VD = self.head_VD.to(x_ND.dtype)
         labelled_M = inputs.labelled_L
         losses = []
-        # By parts, as in training: all logits at once are wider than anything else.
+        # In parts, as in training, because all logits at once are larger than anything else.
         for some_M in torch.split(labelled_M, _rows_of_logits(head_VD)):
             logits_MV = x_ND[some_M] @ head_VD.t()
             wide = torch.promote_types(logits_MV.dtype, torch.float32)
@@ -295,7 +295,7 @@ class MoETransformer(nn.Module):
 
     @override
     def forward(self, inputs: ModelInputs) -> ModelOutput:
-        """Return the losses of one microbatch; each is a sum over tokens, whatever shares its rows."""
+        """Return the losses of one microbatch; each is a sum over tokens, whatever ranks share its rows."""
         x_ND, routings = self.hidden(inputs)
         losses = balance_losses(routings, inputs, self.peers, self.config.groups)
         return ModelOutput(
@@ -309,25 +309,25 @@ class MoETransformer(nn.Module):
 
     @torch.no_grad()
     def move_biases(self, slots_LE: Tensor) -> None:
-        """Move the routers' biases, where they have any, by the load of a whole step."""
+        """Move the routers' biases, if they have any, by the load of a whole step."""
         if self.config.bias_rate == 0:
             return
-        # In the order of the layers, as their counts are.
+        # In the order of the layers, like their counts.
         routers = [module for module in self.modules() if isinstance(module, Router)]
         for router, slots_E in zip(routers, slots_LE, strict=True):
             bias_E = router.bias_E
             assert bias_E is not None, "every router has one where its rate is above 0"
-            # Totals are summed up on the host.
+            # Totals are summed on the host.
             bias_E.copy_(moved_bias_E(bias_E, slots_E.to(bias_E.device), self.config.bias_rate))
 
 
 def is_of_experts(name: str) -> bool:
-    """Tell whether a parameter, by its name, holds one matrix for each expert: ranks share those out."""
+    """Return whether a parameter, by its name, has one matrix for each expert; ranks divide such parameters."""
     return ".experts.fc" in name
 
 
 def part_of(whole: Tensor, parameter: Tensor) -> Tensor:
-    """Return what this rank keeps of the values of a parameter; no rank sends any."""
+    """Return the part of a parameter's values that this rank keeps; no rank sends any."""
     if not isinstance(parameter, DTensor):
         return whole
     mesh = parameter.device_mesh

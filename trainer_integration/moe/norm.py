@@ -26,7 +26,7 @@ class RMSNorm(nn.Module):
 
     @override
     def forward(self, x_ND: Tensor) -> Tensor:
-        """Return ``x / rms(x) * weight``; the mean square is taken in float32, or wider."""
-        # By torch's own, one kernel on a GPU where six would take longer to start than to compute.
+        """Return ``x / rms(x) * weight``; the mean square is computed at least in float32."""
+        # torch's own function is one kernel on a GPU, while six kernels would take longer to start than to compute.
         weight_D = self.weight_D.to(x_ND.dtype)
         return functional.rms_norm(x_ND, weight_D.shape, weight_D, self.epsilon)

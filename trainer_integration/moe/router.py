@@ -1,8 +1,4 @@
-"""Which experts see a token.
-
-Shape suffixes:
-    N  tokens        D  width        E  experts        K  experts of a token
-"""
+"""Chooses the experts of a token."""
 
 from dataclasses import dataclass
 
@@ -18,10 +14,10 @@ __all__ = ["Router", "Routing", "wide"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """What the router decided for one microbatch in one layer."""
+    """The router's decisions for one microbatch in one layer."""
 
     gates_NK: Tensor
-    """Weight of each chosen expert, float32; those of a token sum to one where it has several."""
+    """Weight of each chosen expert, float32; those of a token sum to one if it has several."""
     experts_NK: Tensor
     """Chosen experts, the likeliest first."""
     probabilities_NE: Tensor
@@ -29,7 +25,7 @@ class Routing:
     log_sums_N: Tensor
     """Logarithm of the sum of the exponentials of a token's logits, float32."""
     kept_NK: Tensor | None = None
-    """Choices within the capacity of their experts; ``None``: all of them."""
+    """Choices within the capacity of their experts; ``None`` means all of them."""
 
     def served_NK(self) -> Tensor:
         """Return the experts that serve each token; the number of experts for a choice that is dropped."""
@@ -39,11 +35,11 @@ class Routing:
 
 
 class Router(nn.Module):
-    """Softmax over experts, the best ``top_k`` of them, weights renormalised; all in float32, or wider.
+    """Softmax over experts, the best ``top_k`` of them, weights renormalised; all at least in float32.
 
-    One expert alone keeps its probability as its weight. Renormalised, that weight would be 1
-    whatever the logits, and no token loss would reach the router. A bias, where there is one, decides
-    who is chosen and not how much it counts.
+    A single expert keeps its probability as its weight. If renormalised, that weight would be 1 whatever the logits,
+    and no token loss would reach the router. The bias, if there is one, affects which experts are chosen, but not their
+    weights.
 
     Source:
         Fedus et al., arXiv 2101.03961, section 2.1, for one expert; Jiang et al., arXiv
@@ -57,7 +53,7 @@ class Router(nn.Module):
         self.top_k = shape.top_k
         self.weight_ED = nn.Parameter(torch.empty(shape.num_experts, shape.dim))
         bias_E = torch.zeros(shape.num_experts) if shape.bias_rate else None
-        # A buffer: checkpoints keep it, and the optimiser leaves it alone.
+        # A buffer, so that checkpoints include it, and the optimiser ignores it.
         self.register_buffer("bias_E", bias_E)
 
     @override
@@ -69,7 +65,7 @@ class Router(nn.Module):
         if self.bias_E is None:
             chosen_NK, experts_NK = probabilities_NE.topk(self.top_k, dim=-1)
         else:
-            # Indices have no gradient: with the graph cut, nothing of the sum is kept for backward.
+            # Indices have no gradient; with the graph detached, nothing of the sum is kept for backward.
             experts_NK = (probabilities_NE.detach() + self.bias_E).topk(self.top_k, dim=-1).indices
             chosen_NK = probabilities_NE.gather(-1, experts_NK)
         gates_NK = chosen_NK if self.top_k == 1 else chosen_NK / chosen_NK.sum(-1, keepdim=True)
@@ -82,5 +78,5 @@ class Router(nn.Module):
 
 
 def wide(x: Tensor) -> Tensor:
-    """Return ``x`` in float32, or as it is where that is wider."""
+    """Return ``x`` in float32, or unchanged if its type is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""Attention by one kernel of a GPU over documents, or images, that lie end to end.
+"""Attention by one GPU kernel over concatenated documents or images.
 
 Shape suffixes:
     N  tokens or patches        H  query heads        G  key heads, and as many value heads        C  width of a head
@@ -17,11 +17,11 @@ __all__ = ["attend_varlen", "takes_varlen"]
 
 
 _WIDEST, _STEP = 256, 8
-"""Width of a head at most, and what it must be a multiple of."""
+"""Largest width of a head, and its required divisor."""
 
 
 def takes_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Tell whether the kernel computes there: on a GPU, in half precision, heads of its widths."""
+    """Return whether the kernel can be used: on a GPU, in half precision, for heads of its widths."""
     half = dtype in (torch.bfloat16, torch.float16)
     return device.type == "cuda" and half and head_dim <= _WIDEST and head_dim % _STEP == 0
 
@@ -39,14 +39,14 @@ def attend_varlen(
 
     Args:
         q_NHC: Queries.
-        k_NGC: Keys; query heads share them in groups where there are fewer.
+        k_NGC: Keys; if they have fewer heads, groups of query heads share them.
         v_NGC: Values.
         bounds_D: Bounds of the documents, int32, ``[D + 1]``.
         longest: Tokens of the longest document.
-        causal: Whether a token sees only those up to itself.
+        causal: Whether a token attends only to tokens up to itself.
     """
     kernel, knows_groups = _kernel()
-    # Torch before 2.13 takes fewer key heads without being told.
+    # torch before 2.13 accepts fewer key heads without an argument.
     grouped = {"enable_gqa": q_NHC.shape[1] != k_NGC.shape[1]} if knows_groups else {}
     attended = kernel(
         q_NHC.contiguous(),
@@ -65,8 +65,8 @@ def attend_varlen(
 
 @cache
 def _kernel() -> tuple[Callable[..., Any], bool]:
-    """Return torch's function, and whether it is to be told of fewer key heads than query heads."""
-    # Imported here: it brings torch's compiler, a sixth of the start of a rank that has no GPU.
+    """Return torch's function, and whether it needs an argument for fewer key heads than query heads."""
+    # Imported here because it loads torch's compiler, a sixth of the start of a rank that has no GPU.
     from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415
 
     return varlen_attn, "enable_gqa" in signature(varlen_attn).parameters

@@ -1,1 +1,1 @@
-"""One group of ranks for sequence parallelism and expert parallelism at once, as MegaScale-MoE has it."""
+"""One group of ranks for sequence parallelism and expert parallelism at once, as in MegaScale-MoE."""

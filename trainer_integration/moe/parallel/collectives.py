@@ -1,7 +1,7 @@
-"""The collectives of the layer, forward and backward, and the bytes that they send.
+"""The collectives of a layer, forward and backward, and the bytes that they send.
 
-Each is the transpose of one here: an exchange of rows of the exchange back, a gather of a sum that is
-scattered. Bytes are those that leave a rank for another one, by what they are for.
+The backward of each collective is another one here: that of an exchange of rows is the reverse exchange, that of a
+gather is a sum that is scattered. Bytes count if they leave a rank for another one, by purpose.
 
 Shape suffixes:
     N  rows of this rank        M  rows of all ranks        ``...`` whatever a row is
@@ -22,7 +22,7 @@ from omniload.base.errors import StateError
 
 __all__ = ["ALONE", "Peers"]
 
-# Torch before 2.13 has both by other names, which later ones warn of.
+# torch before 2.13 has both under other names, for which later releases warn.
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -32,11 +32,11 @@ class Peers:
     """The ranks that share every layer: its tokens (SP) and its experts (EP)."""
 
     group: dist.ProcessGroup | None = None
-    """``None`` for a rank alone."""
+    """``None`` for a single rank."""
     rank: int = 0
     """This rank's place among them."""
     size: int = 1
-    """How many they are."""
+    """Number of ranks."""
     traffic: Counter[str] = field(default_factory=Counter)
     """Bytes this rank has sent to others, by purpose; ``NAME.backward`` for gradients."""
 
@@ -47,9 +47,9 @@ class Peers:
 
         Args:
             rows_N: Rows for peer 0, then those for peer 1, ...
-            send: How many rows go to each peer.
-            receive: How many come from each; the peers' ``send`` says the same.
-            name: What they are, for ``traffic``.
+            send: Number of rows for each peer.
+            receive: Number of rows from each peer, equal to the peer's ``send``.
+            name: Purpose of the rows, for ``traffic``.
         """
         rows_M: Tensor = _Exchange.apply(rows_N, self, tuple(send), tuple(receive), name)  # type: ignore[no-untyped-call]
         return rows_M
@@ -57,15 +57,15 @@ class Peers:
     def require_agreed(
         self, send: Sequence[int], receive: Sequence[int], device: torch.device
     ) -> None:
-        """Compare embeddings of images that peers expect with those sent: else they would wait, or write beyond.
+        """Compare the image embeddings that peers expect with those sent: a mismatch would block or corrupt memory.
 
         Args:
-            send: How many go to each peer.
-            receive: How many are expected of each.
-            device: Where tensors of the group are.
+            send: Number of embeddings for each peer.
+            receive: Number of embeddings expected from each peer.
+            device: Device of the group's tensors.
 
         Raises:
-            StateError: Two ranks differ; on all of them.
+            StateError: Two ranks differ; raised on all of them.
         """
         ones = [1] * self.size
         told = self.exchange(torch.tensor(send, device=device), ones, ones, "image counts").tolist()
@@ -83,30 +83,30 @@ class Peers:
             )
 
     def gather(self, rows_N: Tensor, name: str) -> Tensor:
-        """Return the rows of all peers in the order of their ranks, ``[M, ...]``; all bring equally many."""
+        """Return the rows of all peers in the order of their ranks, ``[M, ...]``; all have the same number."""
         rows_M: Tensor = _Gather.apply(rows_N, self, name)  # type: ignore[no-untyped-call]
         return rows_M
 
     def sum_scattered(self, rows_M: Tensor, name: str) -> Tensor:
-        """Return this rank's share of the rows that all peers hold a summand of, ``[N, ...]``."""
+        """Return this rank's share of the sum of all peers' rows, ``[N, ...]``."""
         rows_N: Tensor = _SumScattered.apply(rows_M, self, name)  # type: ignore[no-untyped-call]
         return rows_N
 
     def summed(self, figures: Tensor) -> Tensor:
         """Return the sum over peers, without a gradient."""
-        # A copy: the sum is written in place, and the caller's figures are still this rank's.
+        # A copy, because the sum is written in place, and the caller still needs this rank's figures.
         total = figures.detach().clone()
         if self.group is not None:
             dist.all_reduce(total, group=self.group)
         return total
 
     def count(self, name: str, elements: int, of: Tensor) -> None:
-        """Note elements that leave this rank."""
+        """Count elements that leave this rank."""
         self.traffic[name] += elements * of.element_size()
 
 
 ALONE = Peers()
-"""A rank that shares its layers with none."""
+"""Peers of a rank that shares its layers with no other rank."""
 
 
 def _exchanged(
@@ -115,7 +115,7 @@ def _exchanged(
     rows = rows.contiguous()
     received = rows.new_empty(sum(receive), *rows.shape[1:])
     dist.all_to_all_single(received, rows, list(receive), list(send), group=peers.group)
-    # What a rank keeps goes through no wire.
+    # Rows that a rank keeps are not transmitted.
     others = sum(send) - send[peers.rank]
     peers.count(name, others * rows[:1].numel() if len(rows) else 0, rows)
     return received
@@ -123,7 +123,7 @@ def _exchanged(
 
 def _gathered(rows: Tensor, peers: Peers, name: str) -> Tensor:
     rows = rows.contiguous()
-    # One buffer, in the order of ranks: a list of tensors would be copied together afterwards.
+    # One buffer, in the order of ranks, because a list of tensors would have to be concatenated afterwards.
     gathered = rows.new_empty(peers.size * len(rows), *rows.shape[1:])
     _ALL_GATHER(gathered, rows, group=peers.group)
     peers.count(name, (peers.size - 1) * rows.numel(), rows)
@@ -171,7 +171,7 @@ class _Gather(torch.autograd.Function):
     @override
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        # A row that all ranks got has a gradient from each of them.
+        # A row that all ranks received has a gradient from each of them.
         return _sum_scattered(grad, ctx.peers, ctx.name + ".backward"), None, None
 
 
@@ -186,5 +186,5 @@ class _SumScattered(torch.autograd.Function):
     @override
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        # Every rank's summand went into the row, with the same weight: each gets the row's gradient as it is.
+        # Every rank's summand went into the row with the same weight, so each gets the row's gradient unchanged.
         return _gathered(grad, ctx.peers, ctx.name + ".backward"), None, None

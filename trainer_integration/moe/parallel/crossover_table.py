@@ -1,4 +1,4 @@
-"""The crossover of the transports as it is kept in a file. Free of torch, for the launcher."""
+"""The crossover of the transports in a file. Free of torch, for the launcher."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ _MOST_BYTES = 1 << 20
 
 
 class Measured(StrictModel):
-    """Both transports at one number of experts a token; a layer forward and backward, the slowest rank's."""
+    """Both transports at one number of experts per token; a layer forward and backward, on the slowest rank."""
 
     top_k: int = Field(ge=1, le=4096)
     seconds: dict[TransportName, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
@@ -27,26 +27,26 @@ class Measured(StrictModel):
     )
     """Median over repetitions."""
     sent_bytes: dict[TransportName, Annotated[int, Field(ge=0)]] = Field(min_length=2)
-    """From one rank to others, mean over ranks."""
+    """Bytes sent from one rank to others, mean over ranks."""
 
 
 class Crossover(StrictModel):
-    """A measurement, and what ``transport: auto`` makes of it."""
+    """A measurement, and the choice that ``transport: auto`` makes from it."""
 
     version: Literal[1] = 1
     sp: int = Field(ge=2, le=1024)
     """Ranks that share the layer."""
     tokens: int = Field(ge=1, le=1 << 24)
-    """Of a rank."""
+    """Tokens of a rank."""
     dim: int = Field(ge=2, le=65_536)
     hidden: int = Field(ge=1, le=1 << 20)
     num_experts: int = Field(ge=1, le=4096)
     rows: tuple[Measured, ...] = Field(min_length=1, max_length=4096)
-    """Rising in ``top_k``."""
+    """Measurements, rising in ``top_k``."""
 
     @property
     def by_time(self) -> int:
-        """Most experts of a token up to which ``a2a`` is the faster."""
+        """Most experts of a token up to which ``a2a`` is faster."""
         return last_below({row.top_k: row.seconds for row in self.rows})
 
     @property
@@ -56,10 +56,10 @@ class Crossover(StrictModel):
 
 
 def last_below(costs: Mapping[int, Mapping[TransportName, float]]) -> int:
-    """Return the greatest number up to which ``a2a`` costs no more at every one measured; 0 where at none."""
+    """Return the largest number up to which ``a2a`` costs no more at every measured number; 0 if at none."""
     found = 0
     for top_k in sorted(costs):
-        # At the first one that is dearer: beyond it a cheaper one is noise of the measurement.
+        # Ends at the first number at which it costs more; a cheaper one beyond that is noise of the measurement.
         if costs[top_k]["a2a"] > costs[top_k]["ag_rs"]:
             break
         found = top_k
@@ -67,10 +67,10 @@ def last_below(costs: Mapping[int, Mapping[TransportName, float]]) -> int:
 
 
 def read_crossover(path: Path, *, sp: int) -> Crossover:
-    """Read what ``omniload train crossover`` wrote.
+    """Read a file written by ``omniload train crossover``.
 
     Raises:
-        ConfigError: It is not there, not of this form, or of another number of ranks.
+        ConfigError: The file does not exist, has another form, or is of another number of ranks.
     """
     try:
         data = read_kept_file(path, most_bytes=_MOST_BYTES, what="a measured crossover")
@@ -86,7 +86,7 @@ def read_crossover(path: Path, *, sp: int) -> Crossover:
             f"parallel.crossover names {path}, which is no measured crossover of this release; write it again with "
             "omniload train crossover"
         ) from error
-    # Among other ranks each sends another part of its rows, and the two are level elsewhere.
+    # With another number of ranks, each sends another part of its rows, and the costs are equal elsewhere.
     if found.sp != sp:
         raise ConfigError(
             f"parallel.crossover names {path}, measured with {found.sp} ranks, and sp is {sp}; measure it again"

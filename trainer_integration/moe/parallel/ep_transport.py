@@ -49,10 +49,9 @@ __all__ = [
 class RowMap:
     """The routing of one layer, computed once and used by every copy of rows.
 
-    Slots of one expert are contiguous, and in the order of their tokens. Both
-    directions are plain gathers, forward and backward; nothing is added through
-    unordered indices, so results do not depend on the order of threads. Nothing here
-    waits for the device.
+    Slots of one expert are contiguous, and in the order of their tokens. Both directions are plain gathers, forward and
+    backward. Nothing is summed through unordered indices, so results do not depend on the order of threads. Nothing
+    here waits for the device.
     """
 
     slots_of_tokens_NK: Tensor
@@ -64,7 +63,7 @@ class RowMap:
     ends_E: Tensor
     """Where the slots of each expert end, int32. Slots beyond the last end serve no expert."""
     kept_NK: Tensor | None
-    """Choices that an expert serves; ``None``: all of them."""
+    """Choices that an expert serves; ``None`` means all of them."""
 
     @classmethod
     def of(cls, experts_NK: Tensor, num_experts: int, *, drops: bool = False) -> Self:
@@ -72,11 +71,11 @@ class RowMap:
 
         Args:
             experts_NK: Chosen experts; ``num_experts`` for a choice that is dropped.
-            num_experts: How many there are.
+            num_experts: Number of experts.
             drops: Whether a choice may be dropped.
         """
         chosen_S = experts_NK.reshape(-1)
-        # Stable, so that the slots of an expert keep the order of tokens, and sums have one order in every run.
+        # A stable sort, so that the slots of an expert keep the order of tokens, and sums have one order in every run.
         order_S = torch.argsort(chosen_S, stable=True)
         slots_S = torch.empty_like(order_S)
         slots_S[order_S] = torch.arange(len(order_S), device=order_S.device)
@@ -95,7 +94,7 @@ class RowMap:
             return self
         return replace(
             self,
-            # Dropped choices point beyond the end: any row does for them, as ``kept_NK`` leaves it out.
+            # Dropped choices point beyond the end. Any row will do for them, because ``kept_NK`` leaves it out.
             slots_of_tokens_NK=self.slots_of_tokens_NK.clamp(max=max(0, num_slots - 1)),
             tokens_of_slots_S=self.tokens_of_slots_S[:num_slots],
             choices_of_slots_S=self.choices_of_slots_S[:num_slots],
@@ -104,7 +103,7 @@ class RowMap:
     def gates(self, gates_NK: Tensor) -> Tensor:
         """Return the weight of each slot, ``[S]``."""
         if self.kept_NK is not None:
-            # What comes back to a slot of no expert is not even a number: it ends here.
+            # The result in a slot of no expert may be NaN, and goes no further.
             gates_NK = torch.where(self.kept_NK, gates_NK, 0)
         return gates_NK.reshape(-1).index_select(0, self.choices_of_slots_S)
 
@@ -129,7 +128,7 @@ def _sum_of_slots(rows_SD: Tensor, slots_NK: Tensor, kept_NK: Tensor | None) -> 
     if len(rows_SD) == 0:
         return rows_SD.new_zeros(len(slots_NK), *rows_SD.shape[1:])
     total_ND = _rows_at(rows_SD, slots_NK, kept_NK, 0)
-    # One choice after the other, in a fixed order: ``index_add_`` on a GPU adds in whatever order its threads come.
+    # One choice after another, in a fixed order, because ``index_add_`` on a GPU adds in the order of its threads.
     for k in range(1, slots_NK.shape[1]):
         total_ND += _rows_at(rows_SD, slots_NK, kept_NK, k)
     return total_ND
@@ -140,7 +139,7 @@ def _rows_at(rows_SD: Tensor, slots_NK: Tensor, kept_NK: Tensor | None, k: int) 
     return rows_ND if kept_NK is None else torch.where(kept_NK[:, k].unsqueeze(1), rows_ND, 0)
 
 
-# By hand: the gradient of ``index_select`` adds up by atomics on a GPU, in another order each time.
+# By hand, because the gradient of ``index_select`` sums by atomics on a GPU, in another order each time.
 class _Dispatch(torch.autograd.Function):
     @staticmethod
     @override
@@ -180,7 +179,7 @@ class Slots:
     """Rows at the experts of this rank."""
 
     rows_SD: Tensor
-    """Sorted by (expert, source rank); what lies beyond the last end is no row."""
+    """Rows sorted by (expert, source rank); those beyond the last end are undefined."""
     gates_S: Tensor
     """Weight of each row, float32 or wider."""
     ends_E: Tensor
@@ -188,19 +187,19 @@ class Slots:
 
 
 class Transport(Protocol):
-    """Moves one layer's rows in one microbatch; made for it, and used once there and once back."""
+    """Moves one layer's rows of one microbatch; made for it, and used once in each direction."""
 
     @abstractmethod
     def there(self, x_ND: Tensor, gates_NK: Tensor, experts_NK: Tensor) -> Slots:
-        """Bring tokens to experts. A choice of an expert that does not exist, the number of experts, is dropped."""
+        """Bring tokens to experts. A choice is dropped if its expert is the number of experts, which does not exist."""
 
     @abstractmethod
     def back(self, rows_SD: Tensor) -> Tensor:
-        """Sum what became of each token's rows, ``[N, D]``."""
+        """Sum the results of each token's rows, ``[N, D]``."""
 
 
 class Local(Transport):
-    """All experts are here."""
+    """All experts are on this rank."""
 
     def __init__(self, num_experts: int, *, drops: bool) -> None:
         self._num_experts, self._drops = num_experts, drops
@@ -218,7 +217,7 @@ class Local(Transport):
 
 
 class AllToAll(Transport):
-    """Rows travel alone: the fewer, the fewer experts a token has."""
+    """Single rows are sent, so that fewer experts per token mean fewer rows."""
 
     def __init__(self, num_experts: int, peers: Peers, *, drops: bool) -> None:
         self._num_experts, self._peers, self._drops = num_experts, peers, drops
@@ -248,7 +247,7 @@ class AllToAll(Transport):
         return combine(returned, self._row_map)
 
     def _counts(self, row_map: RowMap) -> Tensor:
-        """Return how many rows each rank has for each expert of each rank."""
+        """Return the number of rows that each rank has for each expert of each rank."""
         peers = self._peers
         own_E = torch.diff(row_map.ends_E, prepend=row_map.ends_E.new_zeros(1))
         with torch.no_grad():
@@ -257,7 +256,7 @@ class AllToAll(Transport):
 
 
 class AllGatherReduceScatter(Transport):
-    """All tokens travel once, however many experts they have."""
+    """All tokens are sent once, however many experts they have."""
 
     def __init__(self, num_experts: int, peers: Peers, tokens_of_peers: Sequence[int]) -> None:
         self._peers, self._tokens_of_peers = peers, tokens_of_peers
@@ -265,18 +264,18 @@ class AllGatherReduceScatter(Transport):
 
     @override
     def there(self, x_ND: Tensor, gates_NK: Tensor, experts_NK: Tensor) -> Slots:
-        # Padded to the most: a gather takes parts of one size.
+        # Padded to the largest number, because a gather needs parts of one size.
         peers, most = self._peers, max(self._tokens_of_peers)
         x_MD = peers.gather(_padded(x_ND, most, 0), "dispatch")
         gates_MK = peers.gather(_padded(gates_NK, most, 0), "gates")
-        # Padding chooses an expert of nobody.
+        # Padding chooses an expert that does not exist.
         nobody = peers.size * self._held
         experts_MK = peers.gather(_padded(experts_NK, most, nobody), "routing")
         own_MK = experts_MK - peers.rank * self._held
         own_MK = torch.where((own_MK >= 0) & (own_MK < self._held), own_MK, self._held)
         row_map = RowMap.of(own_MK, self._held, drops=True)
         if row_map.ends_E.device.type == "cpu":
-            # On a GPU nobody waits for this number: the rows beyond it stay, and are no one's.
+            # A GPU is not waited for to learn this number; the rows beyond it stay, and are ignored.
             row_map = row_map.first(max(int(row_map.ends_E[-1]), min(1, own_MK.numel())))
         self._row_map = row_map
         return Slots(
@@ -298,8 +297,8 @@ def chosen_transport(
         name: ``auto`` takes ``ag_rs`` above the crossover.
         top_k: Experts of a token.
         peers: Ranks.
-        crossover: Most experts of a token at which ``a2a`` was measured to be faster; ``None``
-            takes the number of ranks, up to which it sends fewer bytes.
+        crossover: Most experts of a token at which ``a2a`` was measured to be faster; ``None`` takes the number of
+            ranks, up to which it sends fewer bytes.
     """
     if name != "auto":
         return name
@@ -307,7 +306,7 @@ def chosen_transport(
 
 
 def _on_host(rows_PP: Tensor) -> list[list[int]]:
-    """Return how many rows go from rank to rank: the one number of a layer for which a GPU is waited for."""
+    """Return how many rows go from rank to rank, the one number of a layer for which a GPU is waited for."""
     found: list[list[int]] = rows_PP.tolist()
     return found
 
@@ -316,7 +315,7 @@ def _by_expert_then_source(counts_PE: Tensor, num_rows: int) -> tuple[Tensor, Te
     """Return the order that sorts rows that arrived by (source, expert) by (expert, source), and its inverse."""
     num_peers, num_experts = counts_PE.shape
     experts = torch.arange(num_experts, device=counts_PE.device).repeat(num_peers)
-    # Not told how many they are, it would ask the device.
+    # Without this number, the function would ask the device.
     arrived_S = experts.repeat_interleave(counts_PE.flatten(), output_size=num_rows)
     order_S = torch.argsort(arrived_S, stable=True)
     inverse_S = torch.empty_like(order_S)

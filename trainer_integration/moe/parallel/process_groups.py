@@ -1,8 +1,8 @@
 """The groups of a run: a mesh of ``dp`` by ``sp`` ranks.
 
-The ranks of one row of the mesh share every layer: sequence parallelism deals them its tokens, expert
-parallelism its experts. They stand side by side, in one host where the layer's traffic is to stay. Ranks
-of one column hold the same experts, and train on other rows::
+The ranks of one row of the mesh share every layer: sequence parallelism deals them its tokens, expert parallelism its
+experts. They have neighbouring numbers, so that they are on one host and the layer's traffic stays there. Ranks of one
+column have the same experts, and train on other rows::
 
     dp 0   rank 0  rank 1     share the rows of dp 0
     dp 1   rank 2  rank 3     share the rows of dp 1
@@ -22,8 +22,8 @@ from trainer_integration.moe.parallel.collectives import ALONE, Peers
 __all__ = ["BACKENDS", "ProcessGroups"]
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
-"""What carries messages, by the device of the model. Figures of a step, sums of an evaluation and seals of a checkpoint
-lie on the host, also where the model does not, and NCCL takes tensors of GPUs alone."""
+"""Backend by the device of the model. Figures of a step, sums of an evaluation and seals of a checkpoint are on the CPU
+even if the model is not, and NCCL supports only tensors on GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +31,13 @@ class ProcessGroups:
     """The groups that one rank is in."""
 
     mesh: DeviceMesh | None = None
-    """``dp`` by ``sp``; ``None`` for a rank alone."""
+    """``dp`` by ``sp``; ``None`` for a single rank."""
     world: dist.ProcessGroup | None = None
     """All ranks."""
     dp: dist.ProcessGroup | None = None
-    """Those that hold the same experts."""
+    """Ranks with the same experts."""
     sp: Peers = ALONE
-    """Those that share every layer."""
+    """Ranks that share every layer."""
 
     @classmethod
     def of(cls, dp: int, sp: int, device: str = "cpu") -> Self:
@@ -51,7 +51,7 @@ class ProcessGroups:
             raise ValueError(
                 f"dp {dp} times sp {sp} is {dp * sp} and {size} ranks were started; start as many as the mesh has"
             )
-        # The last dimension runs fastest: peers have neighbouring ranks, which launchers place on one host.
+        # The last dimension varies fastest, so peers have neighbouring ranks, which launchers place on one host.
         mesh = init_device_mesh(device, (dp, sp), mesh_dim_names=("dp", "sp"))
         peers = ALONE
         if sp > 1:
@@ -60,7 +60,7 @@ class ProcessGroups:
 
     @property
     def dp_peers(self) -> Peers:
-        """Those that train on other rows, as peers."""
+        """Ranks that train on other rows, as peers."""
         if self.mesh is None or self.mesh.size(0) == 1:
             return ALONE
         return Peers(group=self.dp, rank=self.mesh.get_local_rank("dp"), size=self.mesh.size(0))

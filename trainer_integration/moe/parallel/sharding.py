@@ -1,12 +1,13 @@
-"""Fully sharded data parallelism (FSDP2): of each parameter, its gradient and its averages, a rank keeps one part.
+"""Fully sharded data parallelism (FSDP2): a rank keeps one part of each parameter, its gradient and its averages.
 
-A layer's parts are gathered from the data-parallel ranks just before it computes, and dropped after; its gradients
-are summed over them and only the own part is kept, after each microbatch::
+A layer's parts are gathered from the data-parallel ranks just before it computes, and dropped after. Its gradients are
+summed over the ranks after each microbatch, and each rank keeps only its own part::
 
     rank of dp 0    part 0 ┐ gather ┌ whole layer ─ forward ┐       ┌ gather ─ backward ┐ sum and scatter ┌ part 0
     rank of dp 1    part 1 ┘        └ whole layer ─ forward ┴ drop ─┴ gather ─ backward ┘                 └ part 1
 
-Ranks gather together, so they make as many forward and backward passes in a step, also those without a token.
+Ranks gather together, so all of them make the same number of forward and backward passes in a step, including ranks
+without a token.
 
 Source:
     Zhao et al., "PyTorch FSDP", arXiv 2304.11277; Rajbhandari et al., "ZeRO", arXiv 1910.02054, stage 3.
@@ -23,14 +24,15 @@ __all__ = ["is_sharded", "shard_over"]
 
 
 def shard_over(model: MoETransformer, mesh: DeviceMesh) -> None:
-    """Shard a model in place, layer by layer; what stands between the layers is one more part.
+    """Shard a model in place, layer by layer; the parameters outside of layers are one more part.
 
-    Matrices are cut along their first dimension; experts that sequence-parallel peers have cut along that already,
-    along their second, which must be a multiple of the ranks.
+    Matrices are cut along their first dimension. Experts that sequence-parallel peers have already cut along it are cut
+    along their second dimension, which must be a multiple of the number of ranks.
 
     Args:
-        model: On any device; on ``meta`` for one that never exists whole: ``to_empty`` and ``draw_weights`` follow.
-        mesh: The data-parallel ranks that train on other rows and hold the same experts, in one dimension.
+        model: On any device; on ``meta`` for a model that never exists whole, followed by ``to_empty`` and
+            ``draw_weights``.
+        mesh: The data-parallel ranks that train on other rows and have the same experts, in one dimension.
     """
     experts = {
         parameter
@@ -44,12 +46,12 @@ def shard_over(model: MoETransformer, mesh: DeviceMesh) -> None:
     for module in (*model.units, model):
         fully_shard(module, mesh=mesh, shard_placement_fn=placement)
         assert isinstance(module, FSDPModule), "fully_shard makes it one"
-        # Losses are divided by the labels of the whole step: gradients are summed. Gloo has no other operation.
+        # Losses are divided by the labels of the whole step, so gradients are summed. Gloo has no other operation.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
     register_fsdp_forward_method(model, "label_losses")
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Tell whether a model went through ``shard_over``."""
+    """Return whether a model went through ``shard_over``."""
     return isinstance(model, FSDPModule)
