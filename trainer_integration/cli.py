@@ -1,4 +1,4 @@
-"""``omniload train``: run the included trainer, prove a run, show what it came to."""
+"""``omniload train``: run the included trainer, prove a run, show its results."""
 
 import click
 
@@ -40,9 +40,9 @@ _VERBS = {
         "Watch the progress of RUN, a run's folder or its training file.",
     ),
 }
-"""Where each verb lies, and what ``--help`` says of it.
+"""Module of each verb, and its line in ``--help``.
 
-One that looks at a run loads neither launcher nor data plane.
+A verb that only looks at a run loads neither launcher nor data plane.
 """
 
 

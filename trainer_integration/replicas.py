@@ -1,7 +1,7 @@
 """Batches for replicas of torchft, which die and come back: the global batch stays, no sample is lost or doubled.
 
-torchft counts the steps that were committed and numbers the replicas of each quorum; a data plane that
-``omniload.serve`` has brought up deals each step to whoever is there::
+torchft counts the committed steps and numbers the replicas of each quorum. A data plane started by ``omniload.serve``
+deals each step to the replicas that are present::
 
     quorum 1   steps 0 to 16    replicas a b c d    dp 4
     quorum 2   step 17 again    replicas a b c      dp 3      d died in step 17
@@ -20,14 +20,14 @@ __all__ = ["Quorum", "ReplicaLoader"]
 
 
 class Quorum(Protocol):
-    """What is asked of ``torchft.Manager``, after its ``start_quorum``."""
+    """The part of ``torchft.Manager`` that is used, after its ``start_quorum``."""
 
     def current_step(self) -> int:
-        """Return the number of steps that were committed."""
+        """Return the number of committed steps."""
         ...
 
     def num_participants(self) -> int:
-        """Return the replicas of the quorum that take part in the step."""
+        """Return how many replicas of the quorum take part in the step."""
         ...
 
     def participating_rank(self) -> int | None:
@@ -50,7 +50,7 @@ class ReplicaLoader:
         group_rank: int = 0,
         group_size: int = 1,
         quorum_id: Callable[[], int] | None = None,
-        **keywords: Any,  # noqa: ANN401 -- those of omniload.join
+        **keywords: Any,  # noqa: ANN401 -- the keywords of omniload.join
     ) -> None:
         """Take batches from the plane at ``address``.
 
@@ -93,7 +93,7 @@ class ReplicaLoader:
                 "use_async_quorum=False, and call start_quorum before next_batch"
             )
         quorum = self._quorum_id()
-        # A step that was not committed is trained on again with the batch that is here already.
+        # A step that was not committed is trained on again, with the batch that is already here.
         if quorum == self._quorum and self._handed is not None and self._handed[0] == step:
             return self._handed[1]
         loader = self._of(quorum, step, rank)
@@ -108,7 +108,7 @@ class ReplicaLoader:
     def _of(self, quorum: int, step: int, rank: int) -> Loader:
         """Return the loader as one of the ranks of a quorum."""
         group_rank, group_size = self._group
-        # The plane knows ranks, not replicas: those of one stand side by side.
+        # The plane knows ranks, not replicas; the ranks of a replica are adjacent.
         rank, world_size = (
             rank * group_size + group_rank,
             self._manager.num_participants() * group_size,
@@ -124,15 +124,15 @@ class ReplicaLoader:
                     **self._keywords,
                 )
                 stack.callback(loader.close)
-                # Now: one that is not let in is another rank in the next quorum, and would join as this one.
+                # Joined now: a rank that is refused is another rank in the next quorum, and must not join as this one.
                 loader.start()
                 stack.pop_all()
             self._loader = loader
         elif quorum != self._quorum:
             self._loader.resize(rank, world_size, step=step, generation=quorum)
-            # That of the rank that it was: where the next one does not come, it is asked for again.
+            # The old rank's batch is dropped. If the next one does not arrive, it is asked for again.
             self._handed = None
-        # Once the plane has taken it: a resize that fails is asked for again.
+        # Set once the plane has accepted it, because a failed resize is asked for again.
         self._quorum = quorum
         return self._loader
 
@@ -149,10 +149,10 @@ class ReplicaLoader:
 
 
 def _id_of(manager: Quorum) -> Callable[[], int]:
-    """Return what reads the number of a manager's quorum: no public name of torchft 0.2 does."""
+    """Return a function that reads the number of a manager's quorum, which has no public name in torchft 0.2."""
     name = "_quorum_id"
     with suppress(AttributeError):
-        # Asked now: a manager without it is told as the loader is made, not in the first step.
+        # Asked now, so that a manager without it is reported when the loader is made, not in the first step.
         getattr(manager, name)
         return lambda: int(getattr(manager, name))
     raise ConfigError(

@@ -1,4 +1,4 @@
-"""``omniload train crossover``: which transport of experts is the faster on this host."""
+"""``omniload train crossover``: which transport of experts is faster on this host."""
 
 from pathlib import Path
 
@@ -38,10 +38,10 @@ def crossover(config: Path, output: Path, tokens: int, repetitions: int) -> None
     sp, shape = train.parallel.sp, train.model
     if sp < 2:
         raise ConfigError(f"{config}: parallel.sp is {sp}; experts are shared out from 2 on")
-    # By bytes the two are level at sp: as far again shows where time puts it.
+    # By bytes the two are equal at sp experts; measuring up to twice that shows where they are equal by time.
     top_ks = range(1, min(shape.num_experts, 2 * sp + 2) + 1)
     found = measured_crossover(shape, sp=sp, tokens=tokens, top_ks=top_ks, repetitions=repetitions)
-    # By one rename: a launch may read the file as it is measured anew.
+    # By one rename, because a launch may read the file while it is measured anew.
     write_whole(output, orjson.dumps(found.model_dump(mode="json"), option=orjson.OPT_INDENT_2))
     table = Table(header_style="dim")
     for heading in ("experts a token", "a2a, ms", "ag_rs, ms", "a2a, bytes", "ag_rs, bytes"):

@@ -1,4 +1,4 @@
-"""``omniload train run``: a job from its training file, or one rank of one that another launcher started."""
+"""``omniload train run``: a job from its training file, or one rank of a job that another launcher started."""
 
 import os
 from pathlib import Path
@@ -98,12 +98,12 @@ def run_job(config: Path, resume: Resume, profile: tuple[int, int] | None) -> in
         return _run_rank(config, launch, resume, profile)
     console = JobConsole()
     with RunDisplay(console) as display:
-        # One rank under torchrun, or one task of Slurm's for all ranks: a start made again goes on.
+        # One rank under torchrun, or one task of Slurm for all ranks: a repeated start resumes.
         again = "latest" if launch.restarts else resume
         launcher = Launcher(config, resume=again, observer=display.observe, profile=profile)
         launcher.plan.require_ranks(launch)
         display.expect(launcher.train.steps, launcher.mix, launcher.run_dir)
-        # From a thread: this process waits for its ranks, and has time.
+        # In a thread, because this process only waits for its ranks, and has time.
         with kept_report(launcher.run_dir):
             code = launcher.run()
     console.print(f"run folder: {launcher.run_dir.resolve()}", highlight=False, soft_wrap=True)
@@ -116,7 +116,7 @@ def _run_rank(config: Path, launch: Launch, resume: Resume, profile: tuple[int, 
     with kept_imports():
         from trainer_integration.run.external_rank import run_rank  # noqa: PLC0415 -- torch takes seconds
 
-    # One alone shows the job: all ranks have the same terminal.
+    # Only one rank shows the job, because all ranks have the same terminal.
     if launch.rank:
         return run_rank(config, launch, resume)
     with ReportProcess() as report, _ReportedDisplay(JobConsole(), report) as display:
@@ -126,7 +126,7 @@ def _run_rank(config: Path, launch: Launch, resume: Resume, profile: tuple[int, 
 
 
 class _ReportedDisplay(RunDisplay):
-    """Shows a job, and has its report kept from when its run is known."""
+    """Shows a job, and keeps its report up to date once its run is known."""
 
     def __init__(self, console: Console, report: ReportProcess) -> None:
         super().__init__(console)

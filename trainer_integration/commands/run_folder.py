@@ -1,4 +1,4 @@
-"""The run that a verb is of, by its folder or its training file, and the report that it leaves there."""
+"""Finds the run of a verb by its folder or its training file, and writes the run's report."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ run_argument = click.argument("run", metavar="RUN", type=click.Path(path_type=Pa
 
 
 def checkpoints_of(run: Path) -> str:
-    """Return where the checkpoints of a run are; its folder alone has them within."""
+    """Return where the checkpoints of a run are; a run given by its folder has them inside."""
     if run.is_dir():
         return str(run / "checkpoints")
     train, folder = _train_of(run)
@@ -23,8 +23,8 @@ def checkpoints_of(run: Path) -> str:
 
 
 def folder_of(run: Path) -> Path:
-    """Return the folder of a run that is named by it or by its training file."""
-    # A folder is enough: its training file may be gone, or say something else by now.
+    """Return the folder of a run, given by the folder itself or by its training file."""
+    # A folder is enough, because its training file may be gone, or may have changed.
     if run.is_dir():
         return run
     train, folder = _train_of(run)
@@ -40,7 +40,7 @@ def _train_of(run: Path) -> tuple[TrainConfig, Path]:
 
 
 def report_of(folder: Path) -> None:
-    """Write the report and say where it is; a run does not fail for want of one."""
+    """Write the report and print its path; a failure of the report is no failure of the run."""
     try:
         path = write_report(folder)
     except (OmniloadError, OSError) as error:

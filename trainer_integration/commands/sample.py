@@ -1,4 +1,4 @@
-"""``omniload train sample``: text as the model of a run goes on from a prompt."""
+"""``omniload train sample``: text with which the model of a run continues a prompt."""
 
 from pathlib import Path
 

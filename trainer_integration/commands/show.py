@@ -1,4 +1,4 @@
-"""``omniload train show``: what a run came to."""
+"""``omniload train show``: the results of a run."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -35,7 +35,7 @@ def show(run: Path, as_json: bool, html: bool, beside: Path | None) -> None:
     """  # noqa: D301 -- click's own marker
     folder = folder_of(run)
     finished = read_finished(folder)
-    # Another run beside it is shown in the report alone.
+    # Another run is shown only in the report.
     if html or beside is not None:
         write_report(folder, beside=None if beside is None else folder_of(beside))
     if as_json:

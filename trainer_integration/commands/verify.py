@@ -1,4 +1,4 @@
-"""``omniload train verify``: that a run, however often it was interrupted, saw the samples of an unbroken one."""
+"""``omniload train verify``: proves that a run, despite interruptions, saw the samples of an unbroken run."""
 
 from pathlib import Path
 
@@ -43,12 +43,12 @@ def verify(run: Path, from_step: int, as_json: bool) -> None:
     else:
         print_proof(Console(), proof)
         report_of(folder)
-    # Behind the table: what differs is shown before the exit code says that something does.
+    # After the table, so that the difference is shown before the exit code reports it.
     proof.require()
 
 
 def _proved(folder: Path, from_step: int) -> Proof:
-    # Beside the output, which may be JSON.
+    # On standard error, because the output may be JSON.
     console = Console(stderr=True)
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(

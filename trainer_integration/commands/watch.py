@@ -1,4 +1,4 @@
-"""``omniload train watch``: a run and the roles of its data plane, as they go on."""
+"""``omniload train watch``: a run and the roles of its data plane, while they work."""
 
 from pathlib import Path
 
@@ -57,4 +57,4 @@ def _plane_of(folder: Path) -> PlaneStatus | None:
     try:
         return read_status(folder)
     except StateError:
-        return None  # before the plane is up, and of an older release
+        return None  # before the plane is up, or of an older release

@@ -1,1 +1,1 @@
-"""What a trained model is good for elsewhere: weights as Hugging Face has them, and text."""
+"""Use of a trained model elsewhere: weights in Hugging Face's format, and text."""

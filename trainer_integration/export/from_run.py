@@ -1,7 +1,7 @@
-"""The model of a run, from one of its checkpoints, on one process: written for others, or asked for text.
+"""The model of a run, from one of its checkpoints, in one process: exported for other tools, or used to continue text.
 
-Text is drawn token after token, and nothing is kept between them, so ``n`` tokens cost ``n`` passes over what is
-there by then: for looking at a small model, not for serving.
+Text is drawn token by token, without a cache, so ``n`` tokens cost ``n`` passes over all text so far. This is for
+looking at a small model, not for serving.
 
 Shape suffixes:
     T  tokens        V  vocabulary
@@ -36,7 +36,7 @@ __all__ = ["TrainedModel", "continued", "continued_text", "export_run", "model_o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedModel:
-    """What a run came to at one step."""
+    """Model of a run at one step."""
 
     model: MoETransformer
     step: int
@@ -50,8 +50,8 @@ def model_of_run(run_dir: Path, location: str, step: int | None = None) -> Train
 
     Args:
         run_dir: Folder of the run.
-        location: Of its checkpoints: a folder, or a store's URL.
-        step: Which; ``None`` takes the newest.
+        location: Location of its checkpoints: a folder, or a store's URL.
+        step: Step of the checkpoint; ``None`` takes the newest.
 
     Raises:
         IntegrityError: The checkpoint is not what was saved.
@@ -62,11 +62,11 @@ def model_of_run(run_dir: Path, location: str, step: int | None = None) -> Train
     config = model_of(train, mix, life.base_dir)
     vision = vision_of(train, mix)
     model = MoETransformer(config) if vision is None else VisionLanguageModel(config, vision)
-    # A checkpoint is loaded whole: its averages need a place too, though nothing is trained.
+    # A checkpoint is loaded whole, so its averages need memory too, although nothing is trained.
     optimizer = FlatAdamW(model, train.optimizer, train.steps)
     place = place_of(location)
     identity = identity_of(config, vision)
-    # Without ranks: whatever mesh saved it, each loads the parts that it has a place for, here all.
+    # Without ranks: any process can load the parts that it has memory for, and this one has memory for all.
     checkpoints = (
         StripedCheckpoints(place, identity)
         if isinstance(place, StorePlace)
@@ -79,17 +79,17 @@ def model_of_run(run_dir: Path, location: str, step: int | None = None) -> Train
 
 
 def export_run(run_dir: Path, location: str, folder: Path, step: int | None = None) -> TrainedModel:
-    """Write the model of a run, and the tokenizer of its mix, as Hugging Face keeps them; arguments as above.
+    """Write the model of a run, and the tokenizer of its mix, in Hugging Face's format; arguments as above.
 
     Raises:
-        ConfigError: Mixtral cannot compute what the model does.
+        ConfigError: Mixtral cannot compute the model's function.
         IntegrityError: The checkpoint is not what was saved.
-        StateError: There is none, or ``folder`` holds files already.
+        StateError: There is none, or ``folder`` contains files already.
     """
     found = model_of_run(run_dir, location, step)
     config, begin, end = found.mix.tokenizer, None, None
     if config is not None:
-        # By its number: generation compares ids, and a config that names none would have it stop at token 2.
+        # As an id, because generation compares ids, and without one in its config it would stop at token 2.
         tokenizer = open_tokenizer(config, found.base_dir)
         begin, end = tokenizer.begin_of_document_id, tokenizer.end_of_document_id
     write_mixtral(
@@ -105,13 +105,13 @@ def export_run(run_dir: Path, location: str, folder: Path, step: int | None = No
 
 
 _LEAST = 1e-30
-"""Of a temperature above 0, as float32 knows it: what is drawn at less is the same."""
+"""Least temperature above 0 in float32; a smaller one would draw the same."""
 
 
 def continued_text(
     trained: TrainedModel, prompt: str, num_tokens: int, *, temperature: float = 1.0, seed: int = 0
 ) -> str:
-    """Return a prompt and what follows it, by the tokenizer of the run's mix; arguments as for ``continued``.
+    """Return a prompt and its continuation, by the tokenizer of the run's mix; arguments as for ``continued``.
 
     Raises:
         ConfigError: The mix has no tokenizer, or the prompt no token.
@@ -136,15 +136,15 @@ def continued(
     """Return the tokens that follow a prompt.
 
     Args:
-        model: One that no ranks share.
+        model: A model that is not divided among ranks.
         prompt_T: Token ids, at least one.
-        num_tokens: How many to add.
-        temperature: 0 takes the likeliest token each time; 1 draws as the model says.
-        seed: Decides what is drawn.
+        num_tokens: Number of tokens to add.
+        temperature: 0 takes the likeliest token each time; 1 draws with the model's probabilities.
+        seed: Seed of the draws.
 
     Raises:
-        ConfigError: The prompt has no token, or one that the model does not know; or the temperature is no number from
-            0 on.
+        ConfigError: The prompt has no token, or one that the model does not know; or the temperature is no number of at
+            least 0.
     """
     if not temperature >= 0:
         raise ConfigError(f"temperature is {temperature}; give a number from 0 on")
@@ -153,7 +153,7 @@ def continued(
         raise ConfigError(
             f"the prompt is {tokens[:8]}; give at least one token id, all from 0 to {model.config.vocab_size - 1}"
         )
-    # Of the host, to which logits are brought: a seed draws the same text wherever the model is.
+    # A generator of the CPU, to which logits are copied, so that a seed draws the same text on any device.
     generator = torch.Generator().manual_seed(seed)
     for _ in range(num_tokens):
         with torch.no_grad():
@@ -161,7 +161,7 @@ def continued(
         if temperature == 0:
             tokens.append(int(logits_V.argmax()))
         else:
-            # From the greatest down: by a tiny temperature, logits as they are become infinite, and chances no numbers.
+            # Relative to the greatest: with a tiny temperature, logits would become infinite, and probabilities NaN.
             chances_V = ((logits_V - logits_V.max()) / max(temperature, _LEAST)).softmax(-1)
             tokens.append(int(torch.multinomial(chances_V, 1, generator=generator)))
     return tokens[len(prompt_T) :]

@@ -1,8 +1,8 @@
-"""accelerate: its ``Accelerator``, whose prepared loaders keep the state of ours.
+"""accelerate: its ``Accelerator``, with prepared loaders that keep our loader's state.
 
-``prepare`` makes a new loader of torch's from the dataset, the sampler and torch's keywords. The
-``Accelerator`` of this module lets it, and then puts our loader below the new one: sharding,
-dispatching, placement and gradient accumulation stay accelerate's, the place is ours.
+``prepare`` makes a new loader from the dataset, the sampler and torch's keywords. The ``Accelerator`` of this module
+lets it do so, and then puts our loader below the new one. Sharding, dispatching, placement and gradient accumulation
+remain accelerate's; the position is ours.
 """
 
 import inspect
@@ -25,15 +25,15 @@ from trainer_integration.loader.mixes import MixBatches
 __all__ = ["Accelerator", "keep_place", "prepare_mix"]
 
 _ITERATION = "iteration"
-"""Key of accelerate's count of epochs, which it sets samplers to."""
+"""Key of accelerate's count of epochs, which it passes to samplers."""
 _SEED = "initial_seed"
-"""Key of what accelerate's own sampler adds an epoch to: by default the seed of the process."""
+"""Key of the number to which accelerate's own sampler adds the epoch; by default, the seed of the process."""
 
 
 class Accelerator(accelerate.Accelerator):
     """accelerate's own, with loaders that resume exactly.
 
-    ``save_state`` and ``load_state`` keep the place of every prepared loader, one file per rank.
+    ``save_state`` and ``load_state`` keep the position of every prepared loader, one file per rank.
     """
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
@@ -51,8 +51,8 @@ class Accelerator(accelerate.Accelerator):
         device_placement: bool | None = None,
         slice_fn_for_dispatch: Any = None,
     ) -> Any:
-        """Prepare a loader as accelerate does, and keep its place."""
-        # What accelerate has wrapped shows our class, and is of its own type.
+        """Prepare a loader as accelerate does, and keep its position."""
+        # A loader that accelerate has wrapped shows our class, but has accelerate's own type.
         if issubclass(type(data_loader), DataLoader) and data_loader.is_mix:
             placed = self.device_placement if device_placement is None else device_placement
             prepared = prepare_mix(data_loader, self.device if placed else None)
@@ -89,28 +89,28 @@ class Accelerator(accelerate.Accelerator):
             if each.base_dataloader.is_held_out:
                 continue
             each.load_state_dict(state)
-            # What accelerate answers with until it asks for a batch.
+            # accelerate returns this until it asks for a batch.
             each.dl_state_dict = dict(state)
 
 
 def _place_of(prepared: Any) -> dict[str, Any]:
-    """Return the place of a loader; of what is held out none, as each evaluation begins anew."""
+    """Return the position of a loader; empty for a split, because each evaluation begins anew."""
     return {} if prepared.base_dataloader.is_held_out else prepared.state_dict()
 
 
 class _Hosted(DataLoader[Any]):
-    """Our loader below one of accelerate's, which runs a batch ahead and edits what it is given."""
+    """Our loader below one of accelerate's, which runs a batch ahead and changes the states it is given."""
 
     _is_accelerate_prepared = True
     _host: "weakref.ref[Any]"
     _group = 1
-    """Batches that accelerate fetches before it hands out what it fetched before them."""
+    """Batches that accelerate fetches before it hands out those fetched before."""
 
     @classmethod
     def below(cls, host: Any) -> "_Hosted":
-        """Return a loader with the arguments of the one that ``host`` has made."""
+        """Return a loader with the arguments of the loader made by ``host``."""
         made = cls(**_arguments_of(host.base_dataloader))
-        # Weak: the host holds us, and a cycle would keep the workers until a collection.
+        # A weak reference: the host holds this loader, and a cycle would keep the workers until a collection.
         made._host = weakref.ref(host)
         return made
 
@@ -119,9 +119,9 @@ class _Hosted(DataLoader[Any]):
         return self._fetched_ahead(super().__iter__())
 
     def _fetched_ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Give batches to accelerate; where one fails, its state is again of those that it has handed out.
+        """Yield batches to accelerate; if one fails, return to the state of the batches that accelerate has handed out.
 
-        What it fetched before goes down with its loop.
+        Batches that it fetched before are lost with its loop.
         """
         host, number = self._host(), 0
         handed_out = begun = None if host is None else host.dl_state_dict
@@ -141,7 +141,7 @@ class _Hosted(DataLoader[Any]):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the place, and how many epochs accelerate has counted before it."""
+        """Return the position, and the number of epochs that accelerate has counted before it."""
         state, host = super().state_dict(), self._host()
         if host is not None and self._pending is None:
             state[_ITERATION] = host.iteration + (state["stage"] == "finished")
@@ -166,7 +166,7 @@ class _Hosted(DataLoader[Any]):
 
 
 def _seedable(host: Any) -> Any:
-    """Return accelerate's own sampler where it is in use, with the generator that it makes at its first epoch."""
+    """Return accelerate's own sampler if it is in use, with the generator that it makes at its first epoch."""
     sampler = None if isinstance(host.dataset, IterableDataset) else host.get_sampler()
     if not isinstance(sampler, SeedableRandomSampler):
         return None
@@ -176,10 +176,10 @@ def _seedable(host: Any) -> Any:
 
 
 class _AsOfGroup:
-    """The state of a loader that dispatches: rank 0 takes a batch per rank, a group ahead.
+    """The state of a loader that dispatches: rank 0 takes a batch per rank, one group ahead.
 
-    accelerate asks for the state before each batch it takes. The group it hands out then ends where
-    the group it takes begins.
+    accelerate asks for the state before each batch it takes. At that time, the group it hands out ends where the group
+    it takes begins.
     """
 
     def __init__(self, host: Any, size: int) -> None:
@@ -198,40 +198,40 @@ class _AsOfGroup:
 
 
 def keep_place(prepared: Any) -> None:
-    """Put our loader below one that accelerate has prepared; what has no place stays as it is."""
+    """Put our loader below one that accelerate has prepared; a loader without a position stays as it is."""
     base = getattr(prepared, "base_dataloader", None)
     piped = isinstance(getattr(base, "dataset", None), IterDataPipe | MapDataPipe)
     if base is None or piped or isinstance(base, DataLoader):
         return
     prepared.base_dataloader = hosted = _Hosted.below(prepared)
-    # Every rank would write the one file that accelerate keeps such states in.
+    # Every rank would write the one file in which accelerate keeps such states.
     prepared.use_stateful_dataloader = False
     if isinstance(prepared, DataLoaderDispatcher):
-        # A split batch is cut up for all ranks, and ranks along tp share one; else each rank has one of its own.
+        # A split batch is divided among all ranks, and ranks along tp share a batch; otherwise each rank has its own.
         one_for_all = prepared.split_batches or prepared.submesh_tp is not None
         hosted._group = 1 if one_for_all else prepared.state.num_processes
         prepared.adjust_state_dict_for_prefetch = _AsOfGroup(prepared, hosted._group)
-    # What accelerate answers with before the first batch; from then on it asks for the state itself.
+    # accelerate returns this before the first batch; from then on it asks for the state itself.
     prepared.dl_state_dict = hosted.state_dict()
 
 
 class _MixShard(DataLoaderShard):
-    """accelerate's loader over a mix: to know the last batch it looks at the one behind each, and takes none ahead."""
+    """accelerate's loader over a mix: it looks at the next batch to recognise the last one, but takes none ahead."""
 
     @override
     def __iter__(self) -> Iterator[Any]:
-        # Begun by the first batch, as accelerate's own: a Trainer makes iterators that it does not ask.
+        # Begun by the first batch, as accelerate's own, because a Trainer makes iterators that it does not use.
         mix: MixBatches = self.base_dataloader.mix
         return mix.loop(self._made, self._begin_loop, self._end_loop)
 
     def _begin_loop(self) -> None:
         self.begin()
-        iter(self.base_dataloader)  # what is held out begins anew
+        iter(self.base_dataloader)  # a split begins anew
 
     def _made(self, batch: Any) -> Any:
         if self.device is not None:
             batch = send_to_device(batch, self.device, non_blocking=self._non_blocking)
-        # Where the one behind does not come, this one is the next still.
+        # If the next batch does not come, this one remains the next.
         self.end_of_dataloader = self.base_dataloader.mix.loader.is_at_end()
         return batch
 
@@ -241,26 +241,26 @@ class _MixShard(DataLoaderShard):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the place behind the batches handed out."""
+        """Return the position after the batches handed out."""
         state: dict[str, Any] = self.base_dataloader.state_dict()
         return state
 
 
 def prepare_mix(loader: DataLoader[Any], device: Any) -> Any:
-    """Return a mix's loader as accelerate's own: on the device, and known to gradient accumulation.
+    """Return a mix's loader as one of accelerate's: on the device, and known to gradient accumulation.
 
-    Its batches are this rank's already: nothing is dealt again.
+    Its batches already belong to this rank, so nothing is dealt again.
     """
     prepared = _MixShard(
         loader.dataset, device=device, batch_size=None, collate_fn=loader.collate_fn
     )
-    # In place of the one that accelerate's constructor has made, which nobody iterates.
+    # Replaces the loader made by accelerate's constructor, which is never iterated.
     prepared.base_dataloader = loader
     return prepared
 
 
 def _arguments_of(base: Any) -> dict[str, Any]:
-    """Return the keywords that make a loader like ``base``, one of torch's or torchdata's."""
+    """Return the keywords that make a loader like ``base``, which is torch's or torchdata's."""
     keywords = {
         name: getattr(base, name)
         for name in (

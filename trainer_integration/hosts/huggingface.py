@@ -1,7 +1,7 @@
-"""Hugging Face ``Trainer``: one changed import, and the place in the data is part of its checkpoints.
+"""Hugging Face ``Trainer``: one changed import, and the position in the data becomes part of its checkpoints.
 
-The Trainer resumes by making a loader that passes over what was trained on. The one of this
-module keeps the place of ours in the checkpoint's folder, one file per rank, and goes on there.
+The original Trainer resumes with a new loader that skips the samples already trained on. The Trainer of this module
+keeps our loader's position in the checkpoint's folder, one file per rank, and continues there.
 """
 
 from collections.abc import Iterator
@@ -21,13 +21,13 @@ __all__ = ["ExactResume", "Trainer", "model_inputs"]
 
 
 def model_inputs(batch: TrainingBatch) -> dict[str, Any]:
-    """Return what a causal model of Hugging Face is called with.
+    """Return the arguments for a causal model of Hugging Face.
 
-    Labels are the tokens themselves: the model shifts them. ``position_ids`` begin anew with each
-    document, which is how such models know the documents of a row and keep attention inside them;
-    that needs no cache of keys, hence ``use_cache``. Columns of yours come under their names, for a
-    ``compute_loss`` that takes them out before it calls the model. Of a batch without rows, as a rank
-    has where an evaluation ends in fewer rows than ranks, it is one row of padding: models take none at all.
+    Labels are the tokens themselves, because the model shifts them. ``position_ids`` begin anew with each document,
+    which is how such models recognise the documents of a row and keep attention inside them. This needs no cache of
+    keys, hence ``use_cache``. Your own columns come under their names, for a ``compute_loss`` that takes them out
+    before it calls the model. A rank has a batch without rows if an evaluation ends in fewer rows than ranks. Such a
+    batch becomes one row of padding, because models accept no empty input.
 
     Raises:
         ConfigError: The mix is open with shifted labels; the model would shift them again.
@@ -52,7 +52,7 @@ def model_inputs(batch: TrainingBatch) -> dict[str, Any]:
     }
 
 
-# Object as it runs, so that it stands before whatever Trainer a class is made of.
+# ``object`` at run time, so that it precedes any Trainer that a class is made of.
 if TYPE_CHECKING:
     _Base: Any = transformers.Trainer
 else:
@@ -60,25 +60,25 @@ else:
 
 
 class ExactResume(_Base):
-    """What makes a Trainer keep its place: put it before the class, ``class Mine(ExactResume, SFTTrainer)``.
+    """Makes a Trainer keep its position: put it before the class, ``class Mine(ExactResume, SFTTrainer)``.
 
-    ``train_dataset`` and ``eval_dataset`` are datasets as always, or the ``DataLoader`` of a mix. A
-    checkpoint that another Trainer wrote resumes as there, by passing over what was trained on.
+    ``train_dataset`` and ``eval_dataset`` are datasets as usual, or the ``DataLoader`` of a mix. A checkpoint of
+    another Trainer resumes as there, by skipping the samples already trained on.
     """
 
     _kept: Any = None
     """The training loader, with ours below it."""
     _resuming = False
-    """Whether the next epoch begins at a place that was loaded."""
+    """Whether the next epoch begins at a loaded position."""
     _given: Any = None
     """The iterator that the Trainer made for this epoch."""
     _taken: Any = None
-    """The iterator that batches are taken from in its place."""
+    """The iterator from which batches are taken instead."""
     _sums: Any = None
-    """Of an evaluation of a mix: the loss summed over this rank's labels, and how many there were."""
+    """For an evaluation of a mix: the loss summed over this rank's labels, and their number."""
 
     def get_train_dataloader(self) -> Any:
-        """Return the training loader as the Trainer makes it, with ours below; that of a mix as it is."""
+        """Return the Trainer's training loader, with ours below it; the loader of a mix unchanged."""
         if isinstance(self.train_dataset, DataLoader):
             _require_mix(self.train_dataset, "train_dataset")
             self._kept = prepare_mix(self.train_dataset, self.args.device)
@@ -88,13 +88,13 @@ class ExactResume(_Base):
         return self._kept
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the evaluation loader as the Trainer makes it; a mix from where it stood, at each evaluation.
+        """Return the Trainer's evaluation loader; a mix begins anew at each evaluation.
 
         Raises:
             ConfigError: It is the loader that is trained on, or a loader over a dataset.
         """
         found = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(found, str):  # of several data sets
+        if isinstance(found, str):  # one of several data sets
             found = self.eval_dataset[found]
         if not isinstance(found, DataLoader):
             return super().get_eval_dataloader(eval_dataset)
@@ -104,7 +104,7 @@ class ExactResume(_Base):
                 "eval_dataset is the loader that is trained on, and training would go on behind what was evaluated; "
                 "open the mix once more"
             )
-        # A mix of its own too, as of files that are held out.
+        # It may also be a mix of its own, such as one of held-out files.
         found.begin_anew()
         return prepare_mix(found, self.args.device)
 
@@ -116,11 +116,12 @@ class ExactResume(_Base):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> Any:
-        """Evaluate as the Trainer does; the loss of a mix is the mean over the labels of all ranks.
+        """Evaluate as the Trainer does, but for a mix, return the mean loss over the labels of all ranks.
 
-        The Trainer's own is a mean of batches, in which one of few labels, or of a rank without any, counts as others.
+        The Trainer's own figure is a mean of batches, in which a batch with few labels, or from a rank without any,
+        counts as much as the others.
         """
-        # Of accelerate: what is not prepared by it has none.
+        # An attribute of accelerate, which a loader that it has not prepared lacks.
         is_mix = isinstance(getattr(dataloader, "base_dataloader", None), DataLoader)
         self._sums = (
             torch.zeros(2, device=self.args.device, dtype=torch.float32) if is_mix else None
@@ -130,12 +131,12 @@ class ExactResume(_Base):
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
         finally:
-            # A training that goes on behind an evaluation that failed is the Trainer's own again.
+            # A training that continues after a failed evaluation uses the Trainer's own loss again.
             sums, self._sums = self._sums, None
         name = f"{metric_key_prefix}_loss"
         if sums is not None and name in (found.metrics or {}):
             loss, labels = self.accelerator.reduce(sums, reduction="sum").tolist()
-            # A collate function may leave labels out, and the loss is what the Trainer made of it.
+            # A collate function may leave labels out; the loss is then the Trainer's own.
             if labels:
                 found.metrics[name] = loss / labels
         return found
@@ -143,8 +144,8 @@ class ExactResume(_Base):
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], *args: Any, **keywords: Any
     ) -> tuple[Any, Any, Any]:
-        """Predict as the Trainer does, and note how many labels the loss is a mean of."""
-        # Before the step: a label smoother takes them out. The model shifts them, so the first of a row is none.
+        """Predict as the Trainer does, and note the number of labels behind the loss."""
+        # Before the step, because a label smoother removes labels. The model shifts them, so a row's first is unused.
         given = inputs.get("labels") if self._sums is not None else None
         labels = None if given is None else given[:, 1:].ne(IGNORE_LABEL).sum()
         loss, logits, found = super().prediction_step(model, inputs, *args, **keywords)
@@ -153,30 +154,30 @@ class ExactResume(_Base):
         return loss, logits, found
 
     def _get_num_items_in_batch(self, *args: Any, **keywords: Any) -> Any:
-        # The Trainer would divide by the labels of all ranks, and a rank without any has no mean.
+        # The Trainer would divide by the labels of all ranks, and a rank without labels has no mean.
         if self._sums is not None:
             return None
         return super()._get_num_items_in_batch(*args, **keywords)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **keywords: Any) -> Any:
-        """Take the batches of an optimiser's step; after a resume from our place, not from a loader that skips."""
-        # The Trainer makes one iterator an epoch, and hands it over with every step of that.
+        """Take the batches of an optimiser's step; after a resume from our position, not from a loader that skips."""
+        # The Trainer makes one iterator per epoch, and passes it with every step of the epoch.
         if epoch_iterator is not self._given:
             self._given, self._taken = epoch_iterator, epoch_iterator
             if self._resuming:
-                # The Trainer's iterator has not begun: nothing is passed over.
+                # The Trainer's iterator has not begun, so nothing is skipped.
                 self._resuming, self._taken = False, iter(self._kept)
         return super().get_batch_samples(self._taken, *args, **keywords)
 
     def _save_rng_state(self, output_dir: str) -> None:
-        # Every rank comes here with the checkpoint's folder, as each keeps random states of its own.
+        # Every rank gets the checkpoint's folder here, because each rank keeps random states of its own.
         super()._save_rng_state(output_dir)
         if self._kept is not None and hasattr(self._kept.base_dataloader, "state_dict"):
             save_states(output_dir, [self._kept.state_dict()], **self._rank())
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        # A Trainer may be trained twice: what the first run left is not of the second.
+        # A Trainer may be trained twice, and leftovers of the first run do not belong to the second.
         self._resuming, self._given, self._taken = False, None, None
         if checkpoint is None or self.args.ignore_data_skip or not has_states(checkpoint):
             return
@@ -199,4 +200,4 @@ def _require_mix(loader: DataLoader[Any], argument: str) -> None:
 
 
 class Trainer(ExactResume, transformers.Trainer):
-    """``transformers.Trainer`` that resumes at its place in the data."""
+    """``transformers.Trainer`` that resumes at its position in the data."""

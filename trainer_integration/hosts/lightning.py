@@ -1,8 +1,8 @@
-"""Lightning: a ``DataLoader`` whose state is of the batch that the training step has received.
+"""Lightning: a ``DataLoader`` whose state belongs to the batch that the training step has received.
 
-Lightning saves and loads the state of loaders by itself. Three habits need care. Of a loader
-without a length it takes a batch ahead, to know the last one. It keeps no global generator, so the
-order of later epochs must come from one of the loader's own. And it keeps rank 0's state alone.
+Lightning saves and loads the state of loaders by itself. Three habits need care. From a loader without a length, it
+takes a batch ahead, to recognise the last one. It saves no global generator, so the order of later epochs must come
+from a generator of the loader. And it saves only rank 0's state.
 """
 
 import inspect
@@ -23,14 +23,14 @@ _RANK = "saved_by_rank"
 
 
 class DataLoader(data_loader.DataLoader):
-    """Our loader, as Lightning's ``Trainer`` takes it. Arguments are the same.
+    """Our loader for Lightning's ``Trainer``. The arguments are the same.
 
-    Without ``generator=`` it shuffles by one of its own, which begins at the seed of the process
+    Without ``generator=`` it shuffles with its own generator, which begins at the seed of the process
     (``seed_everything``) and is part of the state.
     """
 
     _before: dict[str, Any] | None = None
-    """State before the last batch; ``None`` where that batch is done with."""
+    """State before the last batch; ``None`` once Lightning is done with that batch."""
     _latest: Iterator[Any] | None = None
 
     def __init__(self, dataset: Any, *args: Any, **keywords: Any) -> None:
@@ -39,7 +39,7 @@ class DataLoader(data_loader.DataLoader):
         if not self.is_mix and self.generator is None:
             self.generator = torch.Generator().manual_seed(torch.initial_seed())
             sampler: Any = self.sampler
-            # ``self`` stands for a sampler without such an attribute, which is left as it is.
+            # ``self`` is the default for a sampler without this attribute, which is left as it is.
             if getattr(sampler, "generator", self) is None:
                 sampler.generator = self.generator
 
@@ -48,11 +48,11 @@ class DataLoader(data_loader.DataLoader):
     @override
     def __iter__(self) -> Any:
         if self.is_mix and self._before is not None:
-            # Lightning has left with the batch that it took ahead, as at max_steps: it was not trained on.
+            # Lightning ended with a batch that it took ahead, as at max_steps, so that batch was not trained on.
             self.mix.loader.take_back()
         self._before = None
         if self._latest is not None and self._is_at_end():
-            # Lightning counts batches and asks for none after the last: what samplers draw then is drawn here.
+            # Lightning counts batches and asks for none after the last, so samplers' draws at the end happen here.
             next(self._latest, None)
         self._latest = batches = super().__iter__()
         return _Trailing(self, batches) if _length(self) is None else batches
@@ -62,7 +62,7 @@ class DataLoader(data_loader.DataLoader):
         return state.get("stage") == "running" and state.get("batches") == _length(self)
 
     def place(self) -> dict[str, Any]:
-        """Return the state after all batches handed out, whatever Lightning has done with them."""
+        """Return the state after all batches handed out, whether or not Lightning has used them."""
         return super().state_dict()
 
     @override
@@ -70,7 +70,7 @@ class DataLoader(data_loader.DataLoader):
         """Return the state after the batches that were trained on."""
         state = dict(self.place() if self._before is None else self._before)
         if not self.is_mix:
-            # Its own number: Lightning hands rank 0's state to all of them.
+            # The rank's own number, because Lightning gives rank 0's state to all ranks.
             state[_RANK] = _rank()
         return state
 
@@ -79,7 +79,7 @@ class DataLoader(data_loader.DataLoader):
         """Continue where a state was taken.
 
         Raises:
-            StateError: It does not fit, or is rank 0's place in an iterable dataset and this is another rank.
+            StateError: The state does not fit, or is rank 0's position in an iterable dataset and this is another rank.
         """
         rank = state_dict.get(_RANK, _rank())
         if rank != _rank() and state_dict.get("kind") == "iterable":
@@ -92,7 +92,7 @@ class DataLoader(data_loader.DataLoader):
 
 
 class _Trailing(Iterator[Any]):
-    """Batches of a loader without a length: the last one handed out waits in Lightning's hands."""
+    """Batches of a loader without a length: Lightning holds the last one back."""
 
     def __init__(self, loader: DataLoader, batches: Iterator[Any]) -> None:
         self._loader, self._batches = loader, batches
@@ -103,14 +103,14 @@ class _Trailing(Iterator[Any]):
 
     @override
     def __next__(self) -> Any:
-        # Before the batch is taken: Lightning trains on it only once it has the one behind it.
+        # Saved before the batch is taken, because Lightning trains on a batch only once it has the next one.
         before = self._loader.place()
         try:
             batch = next(self._batches)
         except StopIteration:
             self._loader._before = None  # at the end every batch is done with
             raise
-        # Only now: where none comes, as after a timeout, the last one still waits to be trained on.
+        # Only now: if no batch arrives, as after a timeout, the last one still waits to be trained on.
         self._loader._before = before
         return batch
 

@@ -1,7 +1,7 @@
 """Megatron-style loops: an iterator of dictionaries, and a hook that saves its state.
 
-Megatron-LM, Bridge and trainers made like them call ``next(iterator)`` once per microbatch, on the
-ranks that feed a tensor-parallel group, and ``iterator.iterable.save_state()`` at a checkpoint.
+Megatron-LM, Bridge and similar trainers call ``next(iterator)`` once per microbatch, on the ranks that feed a
+tensor-parallel group, and ``iterator.iterable.save_state()`` at a checkpoint.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,17 +20,17 @@ def microbatch(batch: TrainingBatch, *, attention_mask: bool = False) -> dict[st
     """Return a batch under Megatron's names.
 
     Args:
-        batch: Of a mix with shifted labels.
-        attention_mask: Whether to add the mask ``[R, 1, T, T]``, true where a token may *not* look;
-            varlen attention takes ``cu_seqlens`` instead.
+        batch: Batch of a mix with shifted labels.
+        attention_mask: Whether to add the mask ``[R, 1, T, T]``, true where a token may *not* attend; varlen attention
+            takes ``cu_seqlens`` instead.
 
     Returns:
-        ``tokens``, ``labels``, ``position_ids`` ``[R, T]``; ``loss_mask`` ``[R, T]``, 0.0 where the label
-        counts for nothing (and is 0); ``cu_seqlens`` ``[D + 1]``, ``max_seqlen``; ``attention_mask`` or ``None``.
-        What the rank's stage of a pipeline does not get is ``None``, as Megatron's own ``get_batch`` has it.
+        ``tokens``, ``labels``, ``position_ids`` ``[R, T]``; ``loss_mask`` ``[R, T]``, 0.0 where the label does not
+        count (and is 0); ``cu_seqlens`` ``[D + 1]``, ``max_seqlen``; ``attention_mask`` or ``None``. Values that the
+        rank's stage of a pipeline does not get are ``None``, as in Megatron's own ``get_batch``.
 
     Raises:
-        ConfigError: The labels are not shifted; Megatron's loss compares in place.
+        ConfigError: The labels are not shifted, but Megatron's loss compares in place.
     """
     if batch.label_form != "shifted":
         raise ConfigError(
@@ -53,17 +53,17 @@ class MegatronIterator(Iterator[Any]):
     """The training iterator of one data-parallel rank (``dataloader_type="external"``)."""
 
     def __init__(self, loader: DataLoader, *, attention_mask: bool = False) -> None:
-        """Hand out the batches of ``loader``: those of a mix under Megatron's names, others as they are.
+        """Hand out the batches of ``loader``: those of a mix under Megatron's names, others unchanged.
 
-        A loader over a dataset, or over what a mix holds out, begins its next epoch by itself, as
-        Megatron asks for steps and not for epochs; a mix ends.
+        A loader over a dataset, or over a split, begins its next epoch by itself, because Megatron asks for steps and
+        not for epochs; a mix ends.
         """
         self._loader, self._attention_mask = loader, attention_mask
         self._batches: Iterator[Any] | None = None
 
     @property
     def iterable(self) -> Self:
-        """What Megatron's hook asks for the state, wrapped or not."""
+        """The object that Megatron's hook asks for the state, whether or not this iterator is wrapped."""
         return self
 
     @override
@@ -72,10 +72,10 @@ class MegatronIterator(Iterator[Any]):
 
     @override
     def __next__(self) -> Any:
-        # Made with the first batch: a wrapper that calls iter() early freezes no place.
+        # Made with the first batch, so that a wrapper that calls iter() early does not fix the position.
         if self._batches is None:
             self._batches = self._loader.loop(self._taken)
-        # By name: behind a call of ``next``, as of all that is C, an interrupt would keep a batch that is handed out.
+        # A named method: after a call of ``next``, or any C function, an interrupt would lose a batch handed out.
         try:
             return self._batches.__next__()
         except StopIteration:
@@ -85,13 +85,13 @@ class MegatronIterator(Iterator[Any]):
         return self._batches.__next__()
 
     def _taken(self, batch: Any) -> Any:
-        """Return a batch of a mix as the trainer takes it; ``collate_fn`` may have made anything of it."""
+        """Return a batch of a mix in the trainer's form; ``collate_fn`` may have made anything of it."""
         if isinstance(batch, TrainingBatch):
             return microbatch(batch, attention_mask=self._attention_mask)
         return batch
 
     def save_state(self) -> dict[str, Any]:
-        """Return the place after the microbatches handed out."""
+        """Return the position after the microbatches handed out."""
         return self._loader.state_dict()
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
@@ -99,6 +99,6 @@ class MegatronIterator(Iterator[Any]):
         self._loader.load_state_dict(state)
         self._batches = None
 
-    # NeMo and VeOmni ask by torch's names.
+    # NeMo and VeOmni use torch's names.
     state_dict = save_state
     load_state_dict = restore_state

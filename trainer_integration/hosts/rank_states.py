@@ -1,4 +1,4 @@
-"""States of loaders in a checkpoint's folder: one file per rank, so that no rank's overwrites another's."""
+"""States of loaders in a checkpoint's folder: one file per rank, so that no rank overwrites another's."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -23,24 +23,25 @@ def _file_of(folder: Path, rank: int) -> Path:
 
 
 def packed(state: Mapping[str, Any]) -> bytes:
-    """Return a state as one opaque value: checkpoint code that takes mappings apart keeps it whole."""
+    """Return a state as one opaque value, so that checkpoint code that takes mappings apart keeps it whole."""
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     return buffer.getvalue()
 
 
 def unpacked(value: object, *, of: str) -> dict[str, Any]:
-    """Return what ``packed`` was given, read as tensors and plain values: nothing in it is run.
+    """Return the argument of ``packed``, read as tensors and plain values; no code in it runs.
 
     Raises:
-        StateError: It is damaged; ``of`` says what.
+        StateError: The value is damaged; ``of`` names it.
     """
     if not isinstance(value, bytes):
         raise StateError(f"{of} is a {type(value).__name__}; resume from an earlier checkpoint")
     try:
-        # Onto the host: the GPU that a tensor lay on may not be there.
+        # To the CPU, because the GPU of a tensor may not exist here.
         state = torch.load(io.BytesIO(value), map_location="cpu", weights_only=True)
-    except Exception as error:  # of turned bytes torch raises whatever its unpickler meets
+    # For corrupted bytes, torch raises whatever its unpickler encounters.
+    except Exception as error:
         raise StateError(
             f"{of} is damaged ({error!r:.160}); resume from an earlier checkpoint"
         ) from error
@@ -52,16 +53,16 @@ def unpacked(value: object, *, of: str) -> dict[str, Any]:
 def save_states(
     folder: str | Path, states: Sequence[Mapping[str, Any]], *, rank: int, world_size: int
 ) -> None:
-    """Write the states of this rank's loaders; the file is there whole or not at all."""
+    """Write the states of this rank's loaders; the file appears whole or not at all."""
     place = _file_of(Path(folder), rank)
     place.parent.mkdir(parents=True, exist_ok=True)
     note = {"version": _VERSION, "rank": rank, "world_size": world_size, "loaders": list(states)}
-    # By one rename: a rank that dies here leaves the file of the save before, or none.
+    # By one rename: a rank that dies here leaves the file of the previous save, or none.
     write_whole(place, packed(note))
 
 
 def has_states(folder: str | Path) -> bool:
-    """Whether any rank has written states there; a checkpoint of another loader holds none."""
+    """Whether any rank has written states there; a checkpoint of another loader has none."""
     return any(Path(folder).glob(_PATTERN))
 
 
@@ -70,23 +71,22 @@ def load_states(
 ) -> list[dict[str, Any]]:
     """Return the states of this rank's loaders, in the order they were saved.
 
-    The file is read as tensors and plain values: nothing in it is run.
+    The file is read as tensors and plain values; no code in it runs.
 
     Args:
         folder: The checkpoint's folder.
-        count: Loaders that wait for a state.
+        count: Number of loaders that wait for a state.
         rank: Number of this process.
         world_size: Processes of this run.
-        elastic: The states are the same on all ranks and fit any number of them, as those of a mix.
+        elastic: Whether the states are the same on all ranks and fit any number of them, as those of a mix.
 
     Raises:
-        StateError: The rank's file is missing or damaged, or was written by another number of ranks
-            or of loaders.
+        StateError: The rank's file is missing or damaged, or was written by another number of ranks or of loaders.
     """
     found = sorted(Path(folder).glob(_PATTERN))
     place = _file_of(Path(folder), rank)
     if not place.exists() and elastic and found:
-        # Of a mix all are alike: a rank that is new takes any.
+        # The states of a mix are all alike, so a new rank takes any.
         place = found[0]
     if not place.exists():
         raise StateError(

@@ -1,8 +1,8 @@
-"""torchtitan: a loader by its ``BaseDataLoader`` contract.
+"""torchtitan: a loader that follows its ``BaseDataLoader`` contract.
 
-The trainer takes ``(inputs, labels)`` from ``iter(loader)``, turns the end of the data into an error
-of its own, and hands the loader to DCP. DCP takes a state apart by key and keeps rank 0's value of
-equal keys: each rank has a key of its own, with one opaque value.
+The trainer takes ``(inputs, labels)`` from ``iter(loader)``, turns the end of the data into an error of its own, and
+passes the loader to DCP. DCP takes a state apart by key and keeps rank 0's value of equal keys. Therefore each rank has
+a key of its own, with one opaque value.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,13 +22,13 @@ _MIX = "mix"
 
 
 class TitanLoader:
-    """One data-parallel rank's loader, for torchtitan and trainers made like it."""
+    """One data-parallel rank's loader, for torchtitan and similar trainers."""
 
     def __init__(self, loader: DataLoader, *, dp_rank: int, dp_world_size: int) -> None:
         """Hand out the batches of ``loader``.
 
         Args:
-            loader: Of this rank's samples, or of a mix.
+            loader: Loader of this rank's samples, or of a mix.
             dp_rank: Number of the data-parallel rank; peers in tp and pp have the same.
             dp_world_size: Data-parallel ranks.
 
@@ -46,20 +46,20 @@ class TitanLoader:
     def __iter__(self) -> Iterator[Any]:
         """Yield ``({"input": [R, T], "positions": [R, T]}, labels [R, T])`` of a mix.
 
-        Batches of a dataset come as they are.
+        Batches of a dataset come unchanged.
 
         Raises:
-            ConfigError: The mix is open with unshifted labels; the trainer's loss wants the next token.
+            ConfigError: The mix is open with unshifted labels, but the trainer's loss needs the next token.
         """
-        # No generator: an error would end it, and the trainer be told at its next call that the data has ended.
+        # Not a generator: an error would end it, and the next call would tell the trainer that the data has ended.
         return self._loader.loop(_taken)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's place, as DCP keeps it beside those of the other ranks."""
+        """Return this rank's position, in the form that DCP keeps together with those of the other ranks."""
         return {
             "version": _VERSION,
             "dp_world_size": self._dp_world_size,
-            # One value of bytes: DCP would take a mapping apart, and merge the keys of all ranks.
+            # One value of bytes, because DCP would take a mapping apart, and merge the keys of all ranks.
             self._key: packed(self._loader.state_dict()),
         }
 
@@ -67,7 +67,7 @@ class TitanLoader:
         """Continue where a state was taken; an empty one changes nothing.
 
         Raises:
-            StateError: It holds no place of this rank, or is of another number of ranks.
+            StateError: The state has no position for this rank, or is of another number of ranks.
         """
         if not state_dict:
             return
@@ -93,7 +93,7 @@ class TitanLoader:
 
 
 def _taken(batch: Any) -> Any:
-    """Return a batch as the trainer takes it."""
+    """Return a batch in the trainer's form."""
     return _trainers(batch) if isinstance(batch, TrainingBatch) else batch
 
 

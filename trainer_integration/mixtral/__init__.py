@@ -1,1 +1,1 @@
-"""Mixtral's folders: the included model's weights as Hugging Face names and keeps them, written and read."""
+"""Mixtral's folders: the included model's weights in Hugging Face's names and format, written and read."""

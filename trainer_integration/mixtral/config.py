@@ -1,4 +1,4 @@
-"""A Mixtral's ``config.json`` and the files beside it, read without torch: a job is checked before it starts."""
+"""A Mixtral's ``config.json`` and the files next to it, read without torch to check a job before it starts."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ _SHAPE = {
     *("vocab_size", "dim", "hidden", "num_layers", "num_heads", "num_kv_heads", "num_experts"),
     *("top_k", "norm_epsilon", "rope_theta", "tied_embeddings"),
 }
-"""What decides which function the weights compute; the rest of a model's settings is about its training."""
+"""Settings that decide which function the weights compute; a model's other settings concern its training."""
 
 
 def mixtral_config(
@@ -45,16 +45,16 @@ def mixtral_config(
     begin_of_document: int | None = None,
     end_of_document: int | None = None,
 ) -> JsonObject:
-    """Return what ``config.json`` of the exported model holds.
+    """Return the content of ``config.json`` for the exported model.
 
     Args:
         config: The model.
-        longest: Tokens of the longest context it was trained on, for those who ask.
-        begin_of_document: Token that generation without a prompt begins with.
-        end_of_document: Token at which generation ends; unsaid, transformers would end at token 2, whatever it is.
+        longest: Tokens of the longest context it was trained on, for information.
+        begin_of_document: Token with which generation without a prompt begins.
+        end_of_document: Token at which generation ends; without it, transformers would end at token 2, whatever it is.
 
     Raises:
-        ConfigError: Mixtral cannot compute what the model does.
+        ConfigError: Mixtral cannot compute the model's function.
     """
     _require_mixtral(config)
     return {
@@ -75,9 +75,9 @@ def mixtral_config(
         "max_position_embeddings": longest,
         "sliding_window": None,
         "hidden_act": "silu",
-        # Parameters are kept so, whatever the layers compute in.
+        # Parameters have this type, whatever type the layers compute in.
         "torch_dtype": "float32",
-        # Unsaid, transformers takes tokens 1 and 2, which are Mistral's.
+        # Without these, transformers takes tokens 1 and 2, which are Mistral's.
         "bos_token_id": begin_of_document,
         "eos_token_id": end_of_document,
     }
@@ -87,14 +87,14 @@ def model_config(content: Mapping[str, Json]) -> MoEConfig:
     """Return the model that a ``config.json`` of a Mixtral describes.
 
     Raises:
-        ConfigError: It is of another family, or uses what the included model has not.
+        ConfigError: It is of another family, or uses a feature that the included model lacks.
     """
     if content.get("model_type") != "mixtral":
         raise ConfigError(
             f"model_type is {content.get('model_type')!r}; only mixtral can be imported"
         )
     heads, dim = content.get("num_attention_heads"), content.get("hidden_size")
-    # Before one is divided by the other: of a file of somebody's nothing is checked yet.
+    # Checked before one is divided by the other, because a file of unknown origin may contain anything.
     if not isinstance(heads, int) or not isinstance(dim, int) or heads < 1:
         raise ConfigError(
             f"num_attention_heads is {heads!r}, hidden_size {dim!r}; both are whole numbers"
@@ -108,7 +108,7 @@ def model_config(content: Mapping[str, Json]) -> MoEConfig:
             f"head_dim is {content['head_dim']!r}; here it is hidden_size / heads, {dim // heads}"
         )
     rope = content.get("rope_parameters")
-    # What transformers takes for a Mixtral that does not say: 1e6.
+    # transformers' default for a Mixtral without this value is 1e6.
     theta = rope.get("rope_theta") if isinstance(rope, dict) else content.get("rope_theta", 1e6)
     if isinstance(rope, dict) and rope.get("rope_type", "default") != "default":
         raise ConfigError(
@@ -136,14 +136,14 @@ def model_config(content: Mapping[str, Json]) -> MoEConfig:
 
 
 def require_shape(config: MoEConfig, content: Mapping[str, Json]) -> None:
-    """Refuse weights of another function than the model of a run computes.
+    """Refuse weights of another function than the run's model computes.
 
     Args:
         config: The model of the run.
-        content: Of the folder's ``config.json``.
+        content: Content of the folder's ``config.json``.
 
     Raises:
-        ConfigError: Naming every value that differs, as the training file is to give it.
+        ConfigError: The message names every value that differs, as the training file must give it.
     """
     found = model_config(content)
     own, theirs = (each.model_dump(include=_SHAPE) for each in (config, found))
@@ -159,28 +159,28 @@ def require_shape(config: MoEConfig, content: Mapping[str, Json]) -> None:
 
 
 def require_weights(folder: Path, config: MoEConfig) -> None:
-    """Refuse a folder that a run of this model cannot begin with, by its ``config.json``, before any rank is started.
+    """Refuse a folder that a run of this model cannot begin with, by its ``config.json``, before any rank starts.
 
     Raises:
-        ConfigError: The weights are of a model of another shape, naming each value.
-        IntegrityError: A file is not what its kind is.
+        ConfigError: The weights are of a model of another shape; names each value.
+        IntegrityError: A file is not of its format.
         StateError: A file is missing.
     """
     require_shape(config, read_config(folder))
     for name in names_of(folder):
         with opened_file(folder, name, "np"):
-            pass  # its head says how long it is, and is held against its size
+            pass  # its header states its length, which is compared with its size
 
 
 @contextmanager
 def opened_file(folder: Path, name: str, framework: Literal["np", "pt"]) -> "Iterator[safe_open]":
-    """Open one of the files that hold the weights, to give arrays of numpy or tensors of torch.
+    """Open one of the files that contain the weights, to return arrays of numpy or tensors of torch.
 
     Raises:
-        IntegrityError: It is no safetensors file, or cut short.
+        IntegrityError: It is no safetensors file, or truncated.
         StateError: It is missing.
     """
-    from safetensors import SafetensorError, safe_open  # noqa: PLC0415 -- whoever only asks for help needs none
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415 -- not needed by a user who only asks for help
 
     try:
         opened = safe_open(folder / name, framework=framework)
@@ -193,7 +193,7 @@ def opened_file(folder: Path, name: str, framework: Literal["np", "pt"]) -> "Ite
 
 
 def read_config(folder: Path) -> JsonObject:
-    """Return what ``config.json`` of a folder holds.
+    """Return the content of a folder's ``config.json``.
 
     Raises:
         IntegrityError: It is no JSON object.
@@ -203,19 +203,19 @@ def read_config(folder: Path) -> JsonObject:
 
 
 def names_of(folder: Path) -> list[str]:
-    """Return the names of the files that hold the weights."""
+    """Return the names of the files that contain the weights."""
     names = [WEIGHTS]
     if (folder / _INDEX).exists():
         listed = _json_of(folder / _INDEX).get("weight_map")
         if not isinstance(listed, dict) or not all(
-            # No path: the map comes with a folder of somebody's, and leads to no other.
+            # Not a path: the map comes from a folder of unknown origin, and must not lead to another folder.
             isinstance(name, str) and Path(name).name == name and name.endswith(_SUFFIX)
             for name in listed.values()
         ):
             raise IntegrityError(
                 f"{folder / _INDEX}: weight_map does not name files of this folder"
             )
-        # Each once: the map names a file for every weight in it.
+        # Each file once, because the map names a file for every weight in it.
         names = sorted({str(name) for name in listed.values()})
     return names
 
@@ -227,7 +227,7 @@ def _json_of(path: Path) -> JsonObject:
         )
     except FileNotFoundError:
         raise StateError(f"{path.parent} has no {path.name}; give the folder of a model") from None
-    except (ValueError, RecursionError) as error:  # lists within lists by the thousand
+    except (ValueError, RecursionError) as error:  # for thousands of nested lists
         raise IntegrityError(f"{path} is no JSON: {error}") from error
     if not isinstance(content, dict):
         raise IntegrityError(f"{path} holds no object; give the folder of a model")

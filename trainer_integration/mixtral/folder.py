@@ -1,7 +1,7 @@
-"""Models in folders as Hugging Face writes them: ``config.json`` beside safetensors files. No pickle.
+"""Models in folders in Hugging Face's format: ``config.json`` and safetensors files. No pickle.
 
-The included model and Hugging Face's Mixtral compute the same function of the same weights; only names and the
-packing of matrices differ: queries, keys and values are one matrix here, and so are an expert's ``w1`` and ``w3``.
+The included model and Hugging Face's Mixtral compute the same function of the same weights. Only the names and the
+packing of matrices differ: here, queries, keys and values are one matrix, and so are an expert's ``w1`` and ``w3``.
 
 Shape suffixes:
     E  experts        V  vocabulary        D  width
@@ -71,15 +71,15 @@ def write_mixtral(
     """Write a whole model so that ``MixtralForCausalLM.from_pretrained(folder)`` reads it.
 
     Args:
-        model: One that no ranks share.
-        folder: A new one, or an empty one.
+        model: A model that is not divided among ranks.
+        folder: A new folder, or an empty one.
         longest: Tokens of the longest context it was trained on.
-        begin_of_document: Token that begins a document; ``None`` where none does.
-        end_of_document: Token that ends a document, at which ``generate`` stops; ``None`` where none does.
+        begin_of_document: Token that begins a document; ``None`` if there is none.
+        end_of_document: Token that ends a document, at which ``generate`` stops; ``None`` if there is none.
 
     Raises:
-        ConfigError: Mixtral cannot compute what it does.
-        StateError: The folder holds files already.
+        ConfigError: Mixtral cannot compute the model's function.
+        StateError: The folder contains files already.
     """
     assert model.peers.size == 1, "the experts of other ranks would be missing"
     if isinstance(model, VisionLanguageModel):
@@ -100,20 +100,21 @@ def write_mixtral(
     # transformers 4 refuses a file whose metadata does not name the framework.
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG).touch()
-    # The library keeps the file to its owner; who may read the folder is decided as for every other file.
+    # The library restricts the file to its owner, but access to the folder is decided as for every other file.
     (folder / WEIGHTS).chmod((folder / CONFIG).stat().st_mode)
     (folder / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
 @system_refusals("the exported model")
 def write_tokenizer(config: TokenizerConfig, base_dir: Path, folder: Path) -> None:
-    """Put the tokenizer beside the model, so that ``AutoTokenizer.from_pretrained(folder)`` reads it.
+    """Write the tokenizer next to the model, so that ``AutoTokenizer.from_pretrained(folder)`` reads it.
 
-    Nothing is written of a tokenizer that has no file, bytes being their own token ids. A file of ranks is written
-    as a ``tokenizer.json``.
+    Nothing is written for a tokenizer without a file, whose token ids are bytes. A file of ranks is written as a
+    ``tokenizer.json``.
 
     Raises:
-        ConfigError: Its file is no longer there, or of ranks that a ``tokenizer.json`` does not give the same ids for.
+        ConfigError: Its file does not exist any more, or is of ranks for which a ``tokenizer.json`` would give other
+            ids.
     """
     match config:
         case BpeTokenizer():
@@ -139,8 +140,8 @@ def read_mixtral(folder: Path) -> MoETransformer:
     """Return the model in a folder that Hugging Face wrote, in one file or several, in float32.
 
     Raises:
-        ConfigError: It is of another family, or uses what the included model has not.
-        IntegrityError: A file is not what its kind is.
+        ConfigError: It is of another family, or uses a feature that the included model lacks.
+        IntegrityError: A file is not of its format.
         StateError: A file or a weight is missing.
     """
     model = MoETransformer(model_config(read_config(folder)))
@@ -149,10 +150,10 @@ def read_mixtral(folder: Path) -> MoETransformer:
 
 
 def weights_of(folder: Path, config: MoEConfig) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights in a folder with their names here: one is in memory at a time, as the folder has its type.
+    """Yield the weights of a folder under their names here, one in memory at a time, in the folder's type.
 
     Raises:
-        IntegrityError: A file is not what its kind is.
+        IntegrityError: A file is not of its format.
         StateError: A file or a weight is missing, or has another shape.
     """
     with _opened(folder) as tensors:
@@ -186,19 +187,19 @@ def _opened(folder: Path) -> Iterator[_Stored]:
     with ExitStack() as opened:
         for name in names_of(folder):
             file = opened.enter_context(opened_file(folder, name, "pt"))
-            # All files stay open: a weight is read when it is asked for, and those of one layer may lie in several.
+            # All files stay open, because a weight is read when it is asked for, and a layer may span several files.
             files |= dict.fromkeys(file.keys(), file)  # type: ignore[no-untyped-call]
         yield _Stored(files)
 
 
 def to_mixtral(state: Mapping[str, Tensor], config: MoEConfig) -> dict[str, Tensor]:
-    """Return weights by Mixtral's names.
+    """Return weights under Mixtral's names.
 
     Args:
-        state: Weights of the whole model, by their names here.
+        state: Weights of the whole model, under their names here.
         config: The model.
     """
-    # As they lie in the one matrix: queries, keys, values.
+    # In their order in the one matrix: queries, keys, values.
     heads = [
         n * config.head_dim for n in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     ]
@@ -221,21 +222,21 @@ def to_mixtral(state: Mapping[str, Tensor], config: MoEConfig) -> dict[str, Tens
                 if rest == "experts.fc2_EDF":
                     found[into + "w2.weight"] = matrix
                 else:
-                    # One product for both here: ``w1`` is the gate, ``w3`` what it lets through, in this order.
+                    # One product for both here, in this order: ``w1`` is the gate, ``w3`` the gated part.
                     found[into + "w1.weight"], found[into + "w3.weight"] = matrix.chunk(2)
-    # safetensors refuses what is not contiguous, as a part of a matrix may be.
+    # safetensors refuses tensors that are not contiguous, as a part of a matrix may be.
     return {name: tensor.contiguous() for name, tensor in found.items()}
 
 
 def from_mixtral(tensors: Mapping[str, Tensor], config: MoEConfig) -> Iterator[tuple[str, Tensor]]:
-    """Yield weights with their names here, one after the other: the inverse of ``to_mixtral``.
+    """Yield weights under their names here, one after another: the inverse of ``to_mixtral``.
 
     Args:
-        tensors: Weights by Mixtral's names; each is asked for once, as it is needed.
+        tensors: Weights under Mixtral's names; each is asked for once, when it is needed.
         config: The model.
 
     Raises:
-        StateError: One is missing, or has another shape than ``config`` says.
+        StateError: A weight is missing, or has another shape than in ``config``.
     """
     reader = _Reader(tensors)
     dim, hidden, width = config.dim, config.hidden, config.head_dim
@@ -277,7 +278,7 @@ class _Reader:
         tensor = self._tensors.get(name)
         if tensor is None:
             raise StateError(f"there is no weight {name}; give the folder of a whole Mixtral")
-        # By config.json: files of two models of one family would load otherwise, and compute nonsense.
+        # Checked against config.json: files of two models of one family would load together, and compute nonsense.
         if tuple(tensor.shape) != shape:
             raise StateError(
                 f"weight {name} has shape {tuple(tensor.shape)} and config.json says {shape}; give files that "

@@ -1,1 +1,1 @@
-"""What a run amounts to: the proof, the summary, the terminal, the page."""
+"""Results of a run: the proof, the summary, the terminal output, the page."""

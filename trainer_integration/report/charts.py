@@ -1,4 +1,4 @@
-"""Which charts a report has: what each shows, in words, and the lines that ``charts.js`` draws of it."""
+"""The charts of a report: what each shows, in words, and the lines that ``charts.js`` draws for it."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from trainer_integration.run.run_log import MOST_EXPERTS
 __all__ = ["WAIT_TARGET", "Chart", "Line", "Panel", "charts_of", "over_text"]
 
 WAIT_TARGET = 0.02
-"""Part of a step that the trainer should wait for data at most, as a median."""
+"""Largest share of a step that the trainer should wait for data, as a median."""
 _COLOURS = 8
 _DASHES, _DOTS = "5 3", "1 3"
 
@@ -24,16 +24,16 @@ class Line:
     """One line of a panel."""
 
     key: str
-    """Of the figures."""
+    """Key of the line in the figures."""
     label: str
     colour: int
-    """Number of the page's colours, from 1."""
+    """Number of a colour of the page, from 1."""
     dash: str | None = None
     is_sparse: bool = False
-    """Whether it has a value at few steps, which are joined and marked."""
+    """Whether it has values at only a few steps, which are joined and marked."""
 
     def to_json(self) -> JsonObject:
-        """Return it as ``charts.js`` reads it."""
+        """Return it in the form that ``charts.js`` reads."""
         dash: JsonObject = {} if self.dash is None else {"dash": self.dash}
         named: JsonObject = {"key": self.key, "label": self.label, "colour": self.colour, **dash}
         return {**named, "sparse": True} if self.is_sparse else named
@@ -47,11 +47,11 @@ class Panel:
     title: str
     lines: tuple[Line, ...]
     format: str = "plain"
-    """How values read: ``plain``, ``percent``, ``count``, ``bytes``."""
+    """Format of values: ``plain``, ``percent``, ``count``, ``bytes``."""
     floor: float | None = None
     """Lowest value of the vertical axis, unless a line goes below it."""
     quantile: float | None = None
-    """Part of all values that the axis must hold; a few above it are cut."""
+    """Share of all values that the axis must contain; a few above it are cut."""
     level: tuple[float, str] | None = None
     """A value to compare with, and its name."""
     of: str = "figures"
@@ -60,12 +60,12 @@ class Panel:
     has_lost_work: bool = False
 
     def is_held_by(self, figures: JsonObject) -> bool:
-        """Return whether the figures of a run (``run_figures``) hold any of its lines."""
+        """Return whether the figures of a run (``run_figures``) contain any of its lines."""
         held = figures[self.of]
         return isinstance(held, dict) and any(line.key in held for line in self.lines)
 
     def to_json(self) -> JsonObject:
-        """Return it as ``charts.js`` reads it."""
+        """Return it in the form that ``charts.js`` reads."""
         options = {"floor": self.floor, "quantile": self.quantile}
         levels: list[Json] = []
         if self.level is not None:
@@ -84,7 +84,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Panels under one heading, with what they say in words for who cannot see them."""
+    """Panels under one heading, with a description in words for readers who cannot see them."""
 
     title: str
     caption: str
@@ -95,8 +95,8 @@ def charts_of(summary: RunSummary, shares: Shares, memory_kinds: Sequence[str]) 
     """Return the charts of a run.
 
     Args:
-        summary: Its figures.
-        shares: Of its sources.
+        summary: Figures of the run.
+        shares: Shares of its sources.
         memory_kinds: Kinds of roles whose memory was sampled at least twice.
     """
     charts = [
@@ -132,7 +132,7 @@ def _of_loss(summary: RunSummary) -> Chart:
         panels=(
             _panel("loss", "Loss, nats per token", has_lost_work=True),
             _panel("lr", "Learning rate", floor=0.0, is_small=True),
-            # A spike would press all other steps onto the axis.
+            # Otherwise a spike would press all other steps onto the axis.
             _panel("grad_norm", "Gradient norm", floor=0.0, quantile=0.99, is_small=True),
         ),
     )
@@ -275,7 +275,7 @@ def _of_experts(summary: RunSummary) -> Chart:
 
 
 def _of_expert_loads(slots: Sequence[int]) -> Panel:
-    """Return a panel with a line for each expert; of many, for those that were busiest and idlest at the end."""
+    """Return a panel with a line for each expert; of many experts, those that were busiest and idlest at the end."""
     order = sorted(range(len(slots)), key=lambda expert: -slots[expert])
     half = _COLOURS // 2
     shown = sorted(order if len(order) <= _COLOURS else order[:half] + order[-half:])

@@ -1,7 +1,7 @@
-"""What a person sees of a job: a bar and tidy lines while it runs, its last line read, tables of what it came to.
+"""Terminal output of a job: a bar and lines while it runs, its last line read, tables of its results.
 
-Lines of figures fit 80 columns. A line without a bound, such as an error, is never
-wrapped here: a pipe gets it whole.
+Lines of figures fit 80 columns. A line of any length, such as an error, is never wrapped here, so that a pipe gets it
+whole.
 """
 
 import math
@@ -70,7 +70,7 @@ _FAR_OFF_POINTS = 1.0
 HEAD = "  step     loss    tok/s   FLOP/s    wait   max/mean   over bound   experts"
 """Heading of ``step_line``."""
 _TAIL_BYTES = 1 << 20
-"""Of a log, from its end: thousands of steps."""
+"""Bytes read from the end of a log: thousands of steps."""
 
 
 class JobConsole(Console):
@@ -78,9 +78,9 @@ class JobConsole(Console):
 
     @override
     def on_broken_pipe(self) -> None:
-        """Say nothing more; rich's own ends the process, or the thread that listens to a rank."""
+        """Print nothing more, because rich's own would end the process, or the thread that listens to a rank."""
         self.quiet = True
-        # Python flushes its own buffer at the end, and would meet the closed pipe once more.
+        # Python flushes its own buffer at the end, and would encounter the closed pipe again.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
@@ -109,7 +109,7 @@ class RunDisplay:
         self._seen: dict[int, StepLine] = {}
 
     def expect(self, steps: int, mix: MixConfig, run_dir: Path | None = None) -> None:
-        """Say how long the job is, and what shares its mix and the edits in the folder of its run ask for."""
+        """Show the length of the job, and the target shares of its mix and of the edits in its run's folder."""
         self._total, self._mix, self._run_dir = steps, mix, run_dir
         self._every = next((n for n in _ROUND if steps <= _FEW_STEPS * n), _ROUND[-1])
         self._task = self._progress.add_task("training", total=steps)
@@ -122,13 +122,13 @@ class RunDisplay:
             self._show_step(line)
 
     def say(self, markup: str) -> None:
-        """Show a line of somebody else's among those of the job."""
+        """Show a line of other origin among those of the job."""
         self._print(f"          {markup}")
 
     def _show_event(self, line: EventLine) -> None:
         failed = line.what == "exit" and not line.detail.endswith(": code 0")
         style = "bold red" if failed else "bold green" if line.what == "resume" else "bold"
-        # Brackets of a path or an error are no markup.
+        # Brackets in a path or an error are not markup.
         detail = escape(line.detail) + ("" if line.took_s is None else f" in {line.took_s:.2f} s")
         text = (
             f"[dim]{line.seconds:6.1f} s[/]  [{style}]{line.what.replace('_', ' '):<10}[/] {detail}"
@@ -148,7 +148,7 @@ class RunDisplay:
         done = line.step + 1
         shares_due = done % max(_STEPS_BETWEEN_SHARES, 10 * self._every) == 0 or done == self._total
         if shares_due and self._mix is not None:
-            # Each step as it was run last: work that was lost counts for nothing.
+            # Only the last run of each step, because lost work does not count.
             trained = [self._seen[step] for step in sorted(self._seen)]
             mix = read_history(self._run_dir, self._mix).latest
             when = f"of steps {trained[0].step} to {line.step}"
@@ -182,7 +182,7 @@ def step_line(line: StepLine) -> str:
 
 
 def evaluation_line(step: int, losses: Mapping[str, float]) -> str:
-    """Return the losses on the evaluation mix after a step; of many sources, those of the highest loss."""
+    """Return the losses on the evaluation mix after a step; of many sources, those with the highest loss."""
     # Chosen by loss and shown in the order of the mix, so that lines can be compared.
     chosen = sorted(losses, key=lambda name: -losses[name])[:_SHOWN_SOURCES]
     shown = ", ".join(f"{escape(name)} {losses[name]:.3f}" for name in losses if name in chosen)
@@ -213,7 +213,7 @@ def _share_cell(share: SourceShare, width: int) -> str:
 
 
 def print_summary(console: Console, summary: RunSummary) -> None:
-    """Print what a run came to."""
+    """Print the results of a run."""
     figures = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     figures.add_column(style="dim")
     figures.add_column(justify="right")
@@ -293,7 +293,7 @@ def _share_table(sources: Sequence[SourceShare]) -> Table:
 
 
 def print_proof(console: Console, proof: Proof) -> None:
-    """Print a proof: the steps that differ, or those that were run again and came out the same."""
+    """Print a proof: the steps that differ, or those that were run again with the same result."""
     shown = [step for step in proof.steps if not step.holds] or list(proof.repeated)
     if shown:
         title = "Steps that differ" if not proof.holds else "Steps that were run again"
@@ -319,21 +319,21 @@ def print_proof(console: Console, proof: Proof) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNow:
-    """The last that a run has said of itself."""
+    """The latest report of a run about itself."""
 
     step: int | None
-    """The last step; nothing before the first."""
+    """The last step; ``None`` before the first."""
     loss: float | None
     tokens_per_s: float | None
-    """Over the last steps."""
+    """Tokens per second over the last steps."""
     wait_s: tuple[float, ...]
     """Time each rank waited for its batch of the last step, ``[ranks]``."""
     restarts: int
     checkpoint_step: int | None
-    """Step of the last checkpoint; nothing before the first."""
+    """Step of the last checkpoint; ``None`` before the first."""
     last_event: str
     silent_s: float
-    """Since the run wrote its last line."""
+    """Seconds since the run wrote its last line."""
 
     def to_json(self) -> JsonObject:
         """Return it as plain JSON."""
@@ -341,22 +341,22 @@ class RunNow:
 
 
 def run_now(folder: Path) -> RunNow:
-    """Return the last that the run of a folder has said.
+    """Return the latest report of the run in a folder.
 
     Raises:
-        StateError: The folder holds no log of a run.
+        StateError: The folder contains no log of a run.
     """
     path = folder / LOG_NAME
     try:
         with open_file(path) as log:
             size = os.fstat(log.fileno()).st_size
-            # From the end: the log of a long run has gigabytes.
+            # Read from the end, because the log of a long run has gigabytes.
             log.seek(max(0, size - _TAIL_BYTES))
             text = log.read(_TAIL_BYTES).decode(errors="replace")
             silent_s = max(0.0, time.time() - os.fstat(log.fileno()).st_mtime)
     except FileNotFoundError:
         raise no_log_in(folder) from None
-    # The first line may be cut off by the window, the last by a kill.
+    # The first line may be cut off by the window, the last line by a kill.
     lines = [line for part in text.split("\n") if (line := _parsed(part)) is not None]
     steps = [line for line in lines if isinstance(line, StepLine)]
     events = [line for line in lines if isinstance(line, EventLine)]

@@ -1,4 +1,4 @@
-"""What the page draws, as plain JSON: every figure by step, thinned to what a screen can show. Pure arithmetic.
+"""The figures that the page draws, as plain JSON: by step, thinned to a screen's resolution. Pure arithmetic.
 
 Shape suffixes:
     N  steps, one line each      P  points that are drawn
@@ -34,7 +34,7 @@ from trainer_integration.run.run_log import (
 __all__ = ["MOST_POINTS", "edit_places", "run_figures", "shown_sources", "smoothed"]
 
 MOST_POINTS = 1500
-"""Of a line; a longer run is drawn by the means of as many stretches of equal length."""
+"""Most points of a line; a longer run is drawn by the means of this many stretches of equal length."""
 _MOST_SOURCES = 12
 _MOST_KINDS = 8
 
@@ -43,18 +43,18 @@ Numbers = NDArray[Any]
 
 
 def run_figures(name: str, lines: Sequence[AnyLine], history: History) -> JsonObject:
-    """Return the figures of a run as ``charts.js`` reads them.
+    """Return the figures of a run in the form that ``charts.js`` reads.
 
     Args:
-        name: Of the run.
-        lines: Its log; it holds a step.
+        name: Name of the run.
+        lines: Its log, with at least one step.
         history: The mix that was trained on, and its edits.
 
     Returns:
-        ``x``: the place of every point by ``step``, by ``tokens`` and by ``seconds`` of training, ``[P]`` each, none
-        decreasing. ``figures``: ``[P]`` by name, ``None`` where nothing was logged. ``lost``: the loss of work that
-        did not stay. ``ends``: where attempts ended. ``edits``: where the mix was changed. ``memory``: bytes by kind of
-        role, by times of their own.
+        ``x``: the position of every point by ``step``, by ``tokens`` and by ``seconds`` of training, ``[P]`` each,
+        never decreasing. ``figures``: ``[P]`` by name, ``None`` where nothing was logged. ``lost``: the loss of lost
+        work. ``ends``: where attempts ended. ``edits``: where the mix was changed. ``memory``: bytes by kind of role,
+        with times of their own.
     """
     steps_N = last_of_each_step(lines)
     starts = _starts_of(len(steps_N))
@@ -79,7 +79,7 @@ def run_figures(name: str, lines: Sequence[AnyLine], history: History) -> JsonOb
 
 
 def edit_places(edits: Iterable[Edit]) -> list[JsonObject]:
-    """Return the first step of each edit with its number and what it changes."""
+    """Return the first step of each edit with its number and its changes."""
     return [
         {"number": edit.revision, "step": edit.step, "text": said_of(edit.change)} for edit in edits
     ]
@@ -87,13 +87,13 @@ def edit_places(edits: Iterable[Edit]) -> list[JsonObject]:
 
 def shown_sources(shares: Shares) -> list[str]:
     """Return the sources that have a chart: those with the most tokens, the largest first."""
-    # Stable, so that sources of one share stand as in the mix.
+    # A stable sort, so that sources of equal share keep the order of the mix.
     order = np.argsort(-shares.total_NS[-1], kind="stable")[:_MOST_SOURCES]
     return [shares.names[s] for s in order]
 
 
 def _step_columns(steps_N: Sequence[StepLine]) -> dict[str, Numbers]:
-    """Return what each step logged, by name, not a number where it logged nothing."""
+    """Return the logged figures of each step, by name; NaN where nothing was logged."""
     logged = [
         {
             **figures_of(line),
@@ -108,14 +108,14 @@ def _step_columns(steps_N: Sequence[StepLine]) -> dict[str, Numbers]:
     return {
         name: np.asarray([figures.get(name, np.nan) for figures in logged], np.float64)
         for name in names
-        # Those of each step; the page shows shares over some steps, below.
+        # Shares of single steps are left out; the page shows shares over several steps, see below.
         if not name.startswith("share/")
     }
 
 
 def _share_columns(shares: Shares) -> dict[str, Numbers]:
-    """Return the share of each source with a chart: over some steps, so far, and what the mix asked for."""
-    # A tenth of the run: the share of a single step is noise, most of all a small source's.
+    """Return the share of each source with a chart: over several steps, so far, and the target of the mix."""
+    # A tenth of the run, because the share of a single step is noise, above all for a small source.
     window = max(3, len(shares.step_NS) // 10)
     kinds: Mapping[str, Numbers | None] = {
         "share": smoothed(shares.step_NS, window),
@@ -154,24 +154,24 @@ def _ends_of(values_N: Numbers, starts_P: Numbers) -> list[Any]:
 
 
 def _means_of(values_N: Numbers, starts_P: Numbers) -> list[Json]:
-    """Return the mean of each stretch over its numbers, to six digits; ``None`` where it has none."""
+    """Return the mean of the numbers in each stretch, to six digits; ``None`` if it has none."""
     is_number_N = np.isfinite(values_N)
     sums_P = np.add.reduceat(np.where(is_number_N, values_N, 0.0), starts_P)
-    # Over the numbers alone: a loss of evaluation stands at few steps.
+    # Only over the numbers, because an evaluation's loss exists at few steps.
     counts_P = np.add.reduceat(is_number_N.astype(int), starts_P)
     means_P = sums_P / np.maximum(counts_P, 1)
     return [
-        # Six digits: a screen shows fewer, and the page is shorter.
+        # Six digits are more than a screen shows, and keep the page short.
         float(f"{mean:.6g}") if count else None
         for mean, count in zip(means_P.tolist(), counts_P.tolist(), strict=True)
     ]
 
 
 def _lost_work(attempts: Sequence[Attempt]) -> list[Json]:
-    """Return the loss of the steps of each attempt that a later one trained again."""
+    """Return the loss of the steps of each attempt that a later attempt trained again."""
     found: list[Json] = []
     for attempt, later in itertools.pairwise(attempts):
-        # From nothing where there was no checkpoint yet: then all of it was lost.
+        # From the beginning if there was no checkpoint yet, because then all of it was lost.
         back_to = later.resumed_from or 0
         lost = [line for line in attempt.steps if line.step >= back_to]
         if lost:
@@ -186,7 +186,7 @@ def _lost_work(attempts: Sequence[Attempt]) -> list[Json]:
 
 
 def _attempt_ends(attempts: Sequence[Attempt]) -> list[Json]:
-    """Return the last step of every attempt but the last, with how it ended."""
+    """Return the last step of every attempt but the last, with the way it ended."""
     found: list[Json] = []
     step = 0
     for number, (attempt, later) in enumerate(itertools.pairwise(attempts), start=1):

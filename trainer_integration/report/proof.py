@@ -1,7 +1,7 @@
 """Proof that an interrupted run saw the samples of an unbroken one.
 
-The mix and its edits are replayed on one rank, without training; every step's digest must be the one
-the trainers logged, in each attempt that ran the step.
+The mix and its edits are replayed on one rank, without training. Every step's digest must be the digest that the
+trainers logged, in each attempt that ran the step.
 """
 
 import time
@@ -49,17 +49,17 @@ _MOST_BYTES = 4 << 30
 
 
 class StepProof(StrictModel):
-    """One step: what an unbroken run sees, and what each attempt saw."""
+    """One step: its digest in an unbroken run, and in each attempt."""
 
     step: int
     replayed: str | None
-    """Digest of the replay; ``None`` where the mix ends before the step."""
+    """Digest of the replay; ``None`` if the mix ends before the step."""
     logged: tuple[str, ...]
-    """Digests in the order of the log; empty where the log has no such step."""
+    """Digests in the order of the log; empty if the log has no such step."""
 
     @property
     def holds(self) -> bool:
-        """Whether the step was trained, and every time on these samples."""
+        """Whether the step was trained, each time on these samples."""
         return bool(self.logged) and all(digest == self.replayed for digest in self.logged)
 
 
@@ -68,18 +68,18 @@ class Proof(StrictModel):
 
     version: Literal[1] = 1
     seconds: float
-    """Time of the replay."""
+    """Duration of the replay, in seconds."""
     steps: tuple[StepProof, ...]
     """Consecutive steps."""
 
     @property
     def holds(self) -> bool:
-        """Whether every step holds."""
+        """Whether every step is proved."""
         return all(step.holds for step in self.steps)
 
     @property
     def num_logged(self) -> int:
-        """Lines of the log that were compared: more than steps where steps were run again."""
+        """Number of compared lines of the log, which exceeds the number of steps if steps were run again."""
         return sum(len(step.logged) for step in self.steps)
 
     @property
@@ -88,10 +88,10 @@ class Proof(StrictModel):
         return tuple(step for step in self.steps if len(step.logged) > 1)
 
     def require(self) -> Self:
-        """Return the proof, if it is one.
+        """Return the proof, if all its steps agree.
 
         Raises:
-            IntegrityError: Naming the first step that differs, with both digests.
+            IntegrityError: The message names the first step that differs, with both digests.
         """
         first = next((step for step in self.steps if not step.holds), None)
         if first is None:
@@ -111,12 +111,12 @@ class Proof(StrictModel):
 def compared(
     replayed: Mapping[int, str], logged: Mapping[int, Sequence[str]], seconds: float
 ) -> Proof:
-    """Put the digests of a replay beside those of a log, over all steps from the first to the last."""
+    """Compare the digests of a replay with those of a log, over all steps from the first to the last."""
     return Proof(
         seconds=seconds,
         steps=tuple(
             StepProof(step=step, replayed=replayed.get(step), logged=tuple(logged.get(step, ())))
-            # Every step between: one that is in no line was left out by the run, which is a difference too.
+            # Every step in between: a step without a line was left out by the run, which is a difference too.
             for step in range(min(logged), max(logged) + 1)
         ),
     )
@@ -132,12 +132,12 @@ def prove(
 
     Args:
         run_dir: Folder of the run.
-        from_step: First step to replay; above 0, the journal says where it starts.
-        tell: Called after every step with the steps done and the steps there are.
+        from_step: First step to replay; above 0, the journal has its state.
+        tell: Called after every step with the number of steps done and of all steps.
 
     Raises:
-        StateError: The folder holds no run, the run recorded no digests from ``from_step`` on, or
-            the data are not those of the run.
+        StateError: The folder contains no run, the run recorded no digests from ``from_step`` on, or the data are not
+            those of the run.
     """
     life = read_run_record(run_dir).last
     mix = _as_written(life)
@@ -163,7 +163,7 @@ def prove(
         replayed[step] = digest
         tell(len(replayed), last + 1 - from_step)
     proof = compared(replayed, logged, time.perf_counter() - began_s)
-    # Before it is judged: a proof that fails is what somebody will want to look at.
+    # Written before it is judged, because a failed proof is the one that a user will want to look at.
     write_whole(run_dir / PROOF_NAME, orjson.dumps(proof.model_dump(mode="json")))
     return proof
 
@@ -183,7 +183,7 @@ def logged_digests(
                 raise StateError(
                     f"step {line.step} has no digest; set digest: true in the training file and run it again"
                 )
-            # All attempts, also those whose work was lost: each must have had the same samples.
+            # All attempts, including those whose work was lost, because each must have had the same samples.
             logged.setdefault(line.step, []).append(line.digest)
     if not logged:
         raise StateError(
@@ -196,12 +196,12 @@ def replayed_digests(spec: PlaneSpec) -> Iterator[tuple[int, str]]:
     """Yield every step of a mix with the digest of its samples, on one rank in this process."""
     with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
         for batch in client:
-            # The digest is a sum over samples: that of one rank with all of them is that of many with a share each.
+            # The digest is a sum over samples, so one rank with all of them has the digest of many ranks.
             yield batch.step, f"{batch_digest(batch):016x}"
 
 
 def read_proof(run_dir: Path) -> Proof | None:
-    """Return the last proof of a run, ``None`` where there is none.
+    """Return the last proof of a run, ``None`` without one.
 
     Raises:
         StateError: The file is damaged or of another version.

@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that needs nothing beside it; while the run goes on, written again and again."""
+"""The report of a run: one self-contained HTML file, which is rewritten repeatedly while the run continues."""
 
 import math
 import os
@@ -65,15 +65,15 @@ REPORT_NAME = "report.html"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """All that is known of a run."""
+    """Everything known of a run."""
 
     name: str
-    """Its folder, with the one around it."""
+    """Name of its folder, with its parent folder."""
     lines: Sequence[StepLine | EventLine | MemoryLine]
     history: History
     """The mix and its edits."""
     mix_text: str
-    """The mix file as it read at the last launch."""
+    """Text of the mix file at the last launch."""
     launch: LaunchRecord
     proof: Proof | None
     summary: RunSummary
@@ -86,7 +86,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One figure at the head of the page."""
+    """One figure at the top of the page."""
 
     label: str
     value: str
@@ -94,7 +94,7 @@ class Tile:
 
 
 def read_finished(run_dir: Path) -> Finished:
-    """Read what a run's folder holds.
+    """Read the content of a run's folder.
 
     Raises:
         StateError: A record is missing or damaged.
@@ -106,7 +106,7 @@ def read_finished(run_dir: Path) -> Finished:
     except ConfigError as error:
         raise StateError(f"the run's mix is read no longer: {error}") from error
     return Finished(
-        # With the folder around it: of runs side by side many are called ``run``.
+        # With the parent folder, because of several runs many are called ``run``.
         name="/".join(run_dir.resolve().parts[-2:]),
         lines=lines,
         history=history,
@@ -125,16 +125,16 @@ def write_report(
     Args:
         run_dir: Folder of the run.
         beside: Folder of another run, to be shown with it.
-        reload_s: The run goes on: a browser reads the page again so often.
+        reload_s: The run continues, and a browser reloads the page at this interval.
 
     Raises:
         ConfigError: A package of the extra ``report`` is not installed.
-        StateError: A folder holds no finished step.
+        StateError: A folder has no finished step.
     """
     other = None if beside is None else read_finished(beside)
     page = page_of(read_finished(run_dir), beside=other, reload_s=reload_s)
     path = run_dir / REPORT_NAME
-    # At once: a browser reads the page while it is written again.
+    # Replaced in one rename, because a browser may read the page while it is rewritten.
     write_whole(path, page.encode())
     return path
 
@@ -178,7 +178,7 @@ def _environment() -> "Environment":
     return Environment(
         loader=PackageLoader("trainer_integration.report.report", "."),
         autoescape=True,
-        # A name that the page has and this module has not is an error, not an empty place.
+        # A name that the page uses and this module does not set is an error, not an empty place.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -186,7 +186,7 @@ def _environment() -> "Environment":
 
 
 def _tiles_of(runs: Sequence[Finished]) -> list[tuple[Tile, Tile | None]]:
-    """Return the tiles of a run, each with that of the run beside it."""
+    """Return the tiles of a run, each with the other run's tile."""
     first, *others = (_tiles(run.summary) for run in runs)
     return list(zip(first, others[0] if others else [None] * len(first), strict=True))
 
@@ -220,7 +220,7 @@ def _save(seconds: float) -> str:
 
 
 def _charts(run: Finished, figures: JsonObject) -> list[Chart]:
-    """Return the charts of a run, without panels of figures that its log does not hold."""
+    """Return the charts of a run, without panels of figures that its log lacks."""
     seconds_N, memory = memory_by_kind(run.lines)
     shares = shares_of(last_of_each_step(run.lines), run.mix)
     # A line needs two samples.
@@ -231,7 +231,7 @@ def _charts(run: Finished, figures: JsonObject) -> list[Chart]:
 def _data(
     figures: Sequence[JsonObject], charts: Sequence[Chart], reload_s: float | None
 ) -> JsonObject:
-    """Return what the page's script draws."""
+    """Return the figures that the page's script draws."""
     panels: list[Json] = [panel.to_json() for chart in charts for panel in chart.panels]
     return {"version": 1, "runs": list(figures), "charts": panels, "reload_s": reload_s}
 
@@ -241,7 +241,7 @@ def _failed(event: TimedEvent) -> bool:
 
 
 def _told(events: Sequence[TimedEvent]) -> list[tuple[str, str, str, str, bool]]:
-    """Return time, what, step and detail of each event, and whether it is a failure."""
+    """Return time, kind, step and detail of each event, and whether it is a failure."""
     return [
         (
             f"{event.seconds:.1f}",
@@ -264,17 +264,17 @@ def _step_text(event: TimedEvent) -> str:
 _LOG = get_logger(__name__)
 _LEAST_S = 30.0
 _SHARE = 0.02
-"""Part of the time that the report may take: a long log is read and drawn more seldom."""
+"""Share of the time that the report may take; a long log is read and drawn less often."""
 _END_S = 60.0
 _NICE = 10
-"""Of a report beside a rank, which needs its core."""
+"""Niceness of a report next to a rank, which needs its core."""
 
 
 @contextmanager
 def kept_report(run_dir: Path, least_s: float | None = None) -> Iterator[None]:
-    """Write the report of a run inside, from a thread, every 30 s (``least_s``) or more seldom.
+    """Within this context, write the report of a run from a thread, every 30 s (``least_s``) or less often.
 
-    The last one is left to the caller.
+    The caller writes the last report.
     """
     ended = threading.Event()
     thread = threading.Thread(
@@ -288,39 +288,39 @@ def kept_report(run_dir: Path, least_s: float | None = None) -> Iterator[None]:
         yield
     finally:
         ended.set()
-        # The caller writes the last one: a late thread would put an older page in its place.
+        # The caller writes the last report, which a late thread would replace by an older page.
         thread.join(_END_S)
         if thread.is_alive():
             _LOG.warning("the report of %s is still being written after %.0f s", run_dir, _END_S)
 
 
 class ReportProcess:
-    """The same from a process of its own: what trains shares its interpreter with nobody. Use it in a ``with``."""
+    """The same in a process of its own, because training must not share its interpreter. Use it in a ``with``."""
 
     def __init__(self, least_s: float | None = None) -> None:
         self._least_s = least_s or _LEAST_S
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, run_dir: Path) -> None:
-        """Keep the report of a run from now on; once."""
+        """Keep the report of a run up to date from now on; call it once."""
         assert self._process is None, "it keeps one report"
         self._process = subprocess.Popen(  # noqa: S603 -- our own interpreter and module
             [sys.executable, "-m", __name__, str(run_dir), str(self._least_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            start_new_session=True,  # a terminal's Ctrl-C is the rank's
+            start_new_session=True,  # a terminal's Ctrl-C is for the rank
         )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it, so that it writes over no later report."""
+        """End the process, so that it does not overwrite a later report."""
         process, self._process = self._process, None
         if process is None:
             return
         assert process.stdin is not None
-        # The sign to end; a rank that is killed gives it just as well.
+        # The sign to end, which a rank that is killed gives just as well.
         process.stdin.close()
         try:
             process.wait(_END_S)
@@ -334,22 +334,22 @@ def _keep(run_dir: Path, ended: threading.Event, least_s: float) -> None:
     while not ended.wait(wait_s):
         began_s = time.monotonic()
         try:
-            # A run that stands still is not drawn again.
+            # A run without progress is not drawn again.
             written = (run_dir / LOG_NAME).stat().st_mtime_ns
             if written != seen:
                 write_report(run_dir, reload_s=wait_s)
                 seen = written
-        except ConfigError as error:  # no package for it: told at the end
+        except ConfigError as error:  # a package is missing, which is reported at the end
             _LOG.debug("no report while the run goes on: %s", error)
             return
         except (OmniloadError, OSError) as error:
             _LOG.debug("no report yet: %s", error)
-        # By what the last one took, which grows with the log.
+        # According to the time of the last one, which grows with the log.
         wait_s = max(least_s, (time.monotonic() - began_s) / _SHARE)
 
 
 def main() -> None:
-    """Keep the report of the run that the first argument names, until standard input ends, as it does with the rank."""
+    """Keep the report of the run in the first argument up to date, until standard input ends with the rank."""
     os.nice(_NICE)
     with kept_report(Path(sys.argv[1]), float(sys.argv[2])):
         sys.stdin.buffer.read()

@@ -1,4 +1,4 @@
-"""What the log of a run amounts to: attempts, shares against target, waits, imbalance. Pure arithmetic.
+"""Summary of a run's log: attempts, shares against target, waits, imbalance. Pure arithmetic.
 
 Shape suffixes:
     N  steps, one line each      S  sources
@@ -37,47 +37,47 @@ __all__ = [
 
 AnyLine = StepLine | EventLine | MemoryLine
 _ENDS_OF_LOSS = 3
-"""Steps whose mean loss stands for the loss at an end of the run: one step's is noisy."""
+"""Steps whose mean loss stands for the loss at an end of the run, because the loss of a single step is noisy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What was trained between one start of the ranks and their end."""
+    """Training between one start of the ranks and their end."""
 
     launch: int
-    """Number of the launch, from 0; each ``train run`` is one."""
+    """Number of the launch, from 0; each ``train run`` is one launch."""
     number: int
-    """Restarts before it in the same launch."""
+    """Earlier restarts in the same launch."""
     resumed_from: int | None
-    """Step of the checkpoint it started from; ``None`` from nothing."""
+    """Step of the checkpoint it started from; ``None`` without one."""
     steps: tuple[StepLine, ...]
-    """In the order they were run."""
+    """Steps in the order in which they ran."""
     cause: str | None
-    """How its first failing rank ended; ``None`` where none failed."""
+    """How the first failing rank ended; ``None`` if none failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedEvent:
-    """An event on a clock that runs on over all launches."""
+    """An event on a clock that continues over all launches."""
 
     seconds: float
     line: EventLine
     after_step: int | None
-    """Last step that was logged before it."""
+    """Last step that was logged before the event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """What the evaluation mix gave once."""
+    """Result of one evaluation."""
 
     step: int
-    """The step after which it was gone through."""
+    """Step after which the evaluation ran."""
     losses: Mapping[str, float]
-    """Of each source, in nats a label."""
+    """Loss of each source, in nats per label."""
 
     @property
     def mean(self) -> float:
-        """Mean over the sources, each counting alike."""
+        """Mean over the sources, with equal weight."""
         return sum(self.losses.values()) / len(self.losses)
 
 
@@ -88,9 +88,9 @@ class SourceShare:
     name: str
     tokens: int
     share: float
-    """Of all tokens trained on."""
+    """Share of all tokens trained on."""
     target: float | None
-    """What the mix file asked for over the same steps; ``None`` where weights count samples."""
+    """Target of the mix file over the same steps; ``None`` if weights count samples."""
 
     @property
     def points_off(self) -> float | None:
@@ -101,38 +101,38 @@ class SourceShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Shares of the tokens of every step, ``[N, S]`` each, beside what the mix asked for."""
+    """Shares of the tokens of every step, ``[N, S]`` each, with the targets of the mix."""
 
     names: tuple[str, ...]
     tokens_NS: NDArray[np.int64]
     step_NS: NDArray[np.float64]
     """Share of the step's tokens."""
     total_NS: NDArray[np.float64]
-    """Share of all tokens up to and with the step."""
+    """Share of all tokens up to and including the step."""
     step_target_NS: NDArray[np.float64] | None
-    """Weights at the step; ``None`` where weights count samples, not tokens."""
+    """Weights at the step; ``None`` if weights count samples, not tokens."""
     total_target_NS: NDArray[np.float64] | None
-    """Weights so far, each step counting by its tokens."""
+    """Weights so far, each step weighted by its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """A run in a dozen figures; medians are over the steps as they were last run."""
+    """A run in a dozen figures; medians are over the last run of each step."""
 
     outcome: str
-    """How the last launch ended, or whether it runs or was cut off, as far as that can be told."""
+    """How the last launch ended, or whether it runs or was cut off, as far as this is known."""
     has_ended: bool
-    """Whether the last launch said so."""
+    """Whether the last launch logged its end."""
     steps: int
     """Distinct steps that were trained."""
     attempts: int
     failures: int
     """Attempts that a failing rank ended."""
     repeated_steps: int
-    """Steps run again because their work was lost."""
+    """Steps that were run again because their work was lost."""
     tokens: int
     seconds: float
-    """From launch to the last line, over all launches."""
+    """Seconds from launch to the last line, over all launches."""
     first_loss: float
     """Mean of the first three steps."""
     last_loss: float
@@ -143,31 +143,31 @@ class RunSummary:
     imbalance: float
     """Planned cost of the heaviest rank over the mean."""
     over_bound: float
-    """The same over the least that was possible."""
+    """Planned cost of the heaviest rank over its bound."""
     compute_imbalance: float
     """Measured time of the slowest rank over the mean."""
     expert_imbalance: float
     """Token slots of the busiest expert over the mean, in the worst layer."""
     expert_slots: tuple[int, ...]
-    """Rows that each expert computed in the last step, all layers together; none in older logs."""
+    """Rows that each expert computed in the last step, over all layers; empty in older logs."""
     router_entropy: float
-    """Mean entropy of the routers' probabilities, in nats; not a number in older logs, as ``drop_rate``."""
+    """Mean entropy of the routers' probabilities, in nats; NaN in older logs, like ``drop_rate``."""
     drop_rate: float
-    """Choices of experts that were dropped over all choices, mean."""
+    """Mean share of expert choices that were dropped."""
     saves: int
-    """Checkpoints, those of work that was lost included."""
+    """Number of checkpoints, including those of lost work."""
     save_s: float
-    """Time that a save stopped training for; no step's time holds it."""
+    """Time that saves stopped training; it is in no step's time."""
     longest_save_s: float
     evaluations: tuple[Evaluated, ...]
-    """In the order of their steps, as they were last run."""
+    """Evaluations in the order of their steps, each as it ran last."""
     sources: tuple[SourceShare, ...]
     peak_bytes: Mapping[str, int]
-    """Greatest proportional set size by kind of role."""
+    """Peak proportional set size by kind of role."""
 
     @property
     def is_done(self) -> bool:
-        """Whether the last launch ran to its end: that of its steps or that of the data."""
+        """Whether the last launch ran to the end of its steps or of the data."""
         return self.has_ended and self.outcome.startswith("done")
 
 
@@ -224,13 +224,13 @@ def events_of(lines: Iterable[AnyLine]) -> tuple[TimedEvent, ...]:
 
 
 class _Clock:
-    """Puts one launch after the other: each counts its seconds from its own start."""
+    """Joins launches, which each count seconds from their own start, into one clock."""
 
     def __init__(self) -> None:
         self._offset = self.latest = 0.0
 
     def at(self, line: EventLine | MemoryLine) -> float:
-        # A restart goes on with its launch's clock; a launch begins its own at 0.
+        # A restart continues its launch's clock; a launch begins its own at 0.
         if isinstance(line, EventLine) and line.what == "start":
             self._offset = self.latest
         seconds = self._offset + line.seconds
@@ -239,14 +239,14 @@ class _Clock:
 
 
 def role_kind(role: str) -> str:
-    """Return what a role is, without its number: ``rank 0`` is a ``rank``, ``loader-3`` a ``loader``."""
+    """Return the kind of a role, without its number: ``rank 0`` is a ``rank``, ``loader-3`` a ``loader``."""
     return role.rstrip("0123456789").rstrip(" -")
 
 
 def memory_by_kind(
     lines: Iterable[AnyLine],
 ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.int64]]]:
-    """Return the times of the memory samples, and bytes at them by kind of role, the greatest first."""
+    """Return the times of the memory samples, and the bytes by kind of role, the greatest first."""
     clock, times, samples = _Clock(), [], []
     for line in lines:
         if isinstance(line, StepLine):
@@ -262,7 +262,7 @@ def memory_by_kind(
     series = {
         kind: np.asarray([sample.get(kind, 0) for sample in samples], np.int64) for kind in kinds
     }
-    # By name too: kinds of one size would change places between two reports.
+    # Sorted by name too, because kinds of equal size would change places between two reports.
     ordered = sorted(series.items(), key=lambda item: (-int(item[1].max()), item[0]))
     return np.asarray(times, np.float64), dict(ordered)
 
@@ -298,18 +298,18 @@ def shares_of(steps: Sequence[StepLine], mix: MixConfig) -> Shares:
 
 
 def wait_share(line: StepLine) -> float:
-    """Return the part of a step that the rank that waited longest waited for its batch."""
+    """Return the share of a step that the longest-waiting rank waited for its batch."""
     return max(line.wait_s, default=0.0) / line.seconds if line.seconds > 0 else 0.0
 
 
 def compute_imbalance(line: StepLine) -> float:
-    """Return the slowest rank's time in its passes over the mean of all ranks."""
+    """Return the slowest rank's compute time over the mean of all ranks."""
     mean = sum(line.compute_s) / max(len(line.compute_s), 1)
     return max(line.compute_s, default=0.0) / mean if mean > 0 else 1.0
 
 
 def excess(ratio: float) -> float:
-    """Return how far a ratio to a least value is above 1; rounding may put it a hair below."""
+    """Return how far a ratio to a least value is above 1; rounding may put it slightly below."""
     return max(0.0, ratio - 1)
 
 
@@ -321,7 +321,7 @@ def summary_of(
     Args:
         lines: Its log.
         mix: The mix that was trained on.
-        unended: The outcome where the last launch has no end in the log.
+        unended: The outcome to return if the last launch has no end in the log.
     """
     steps = last_of_each_step(lines)
     attempts, clock = attempts_of(lines), _Clock()
@@ -330,11 +330,11 @@ def summary_of(
             clock.at(line)
     ends: list[str] = []
     for line in lines:
-        # A launch that goes on behind another's end has none yet.
+        # A launch that continues after another's end has none yet.
         if isinstance(line, EventLine) and line.what in {"start", "end"}:
             ends = [line.detail] if line.what == "end" else []
     saves_s = [
-        # Of a save beside training only the copy held it up.
+        # A save in parallel with training delayed it only by the copy.
         line.took_s if line.stall_s is None else line.stall_s
         for line in lines
         if isinstance(line, EventLine) and line.took_s is not None

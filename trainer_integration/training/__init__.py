@@ -1,1 +1,1 @@
-"""A step of training, and what watches over it."""
+"""A step of training, and its supervision."""

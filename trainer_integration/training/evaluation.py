@@ -1,8 +1,8 @@
-"""Loss of each source of an evaluation mix: every document once, whoever the ranks are.
+"""Loss of each source of an evaluation mix: every document once, independent of the ranks.
 
-The rows of the mix come in one fixed order, dealt to the data-parallel ranks in turn, microbatch by
-microbatch. Each rank reads them all, and computes its own share; all make as many forward passes, for
-which the ranks of a sharded model come together. Peers that share layers take the same microbatches.
+The rows of the mix come in one fixed order, and are dealt to the data-parallel ranks in turn, microbatch by microbatch.
+Each rank reads all of them, and computes its own share. All ranks make the same number of forward passes, for which the
+ranks of a sharded model meet. Peers that share layers take the same microbatches.
 
 Shape suffixes:
     N  tokens of this rank        M  those with a label        S  sources        F  figures: losses, labels
@@ -31,12 +31,12 @@ __all__ = ["Evaluation", "evaluate", "summed_losses"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What an evaluation found."""
+    """Result of an evaluation."""
 
     loss: dict[str, float]
-    """Mean cross entropy of a label, in nats, by source; sources without a label are left out."""
+    """Mean cross entropy per label, in nats, by source; sources without a label are left out."""
     labels: dict[str, int]
-    """Labels by source."""
+    """Number of labels by source."""
 
 
 @torch.no_grad()
@@ -44,7 +44,7 @@ def evaluate(model: MoETransformer, spec: PlaneSpec, groups: ProcessGroups) -> E
     """Return the losses of a mix that hands out every document once; all ranks call it together.
 
     Args:
-        model: Stays as it is.
+        model: The model, which does not change.
         spec: The mix, for one rank, without a folder to keep anything in.
         groups: The ranks that share the work.
     """
@@ -53,16 +53,17 @@ def evaluate(model: MoETransformer, spec: PlaneSpec, groups: ProcessGroups) -> E
     if groups.dp is not None:
         dp_rank, dp_size = dist.get_rank(groups.dp), dist.get_world_size(groups.dp)
     sums_SF = torch.zeros(len(names), 2, dtype=torch.float64)
-    # Nothing of it is kept: the same mix is opened again for the next one.
+    # Nothing of it is kept, because the same mix is opened again for the next evaluation.
     with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
         for rows, counts in _dealt(_microbatches(client), dp_rank, dp_size):
             found_SF = summed_losses(model, rows, len(names)).cpu()
-            # The pass that does not count was made for ranks of a sharded model: its rows are another rank's.
+            # A pass that does not count serves the ranks of a sharded model: its rows belong to another rank.
             if counts:
                 sums_SF += found_SF
     if isinstance(model, FSDPModule):
-        model.reshard()  # what is of no layer stays whole after a forward pass, for a backward one
-    # Peers have each counted their own part of a row: the sum over all ranks counts every token once.
+        # Parameters outside of layers stay whole after a forward pass, for a backward pass.
+        model.reshard()
+    # Each peer has counted its own part of a row, so the sum over all ranks counts every token once.
     if groups.world is not None:
         dist.all_reduce(sums_SF, group=groups.world)
     loss_S, labels_S = sums_SF.T.tolist()
@@ -85,9 +86,9 @@ def _microbatches(client: Client) -> Iterator[Microbatch]:
 def _dealt(
     microbatches: Iterable[Microbatch], rank: int, size: int
 ) -> Iterator[tuple[Microbatch, bool]]:
-    """Yield every ``size``-th microbatch from ``rank`` on, and whether it counts: all ranks get as many.
+    """Yield every ``size``-th microbatch from ``rank`` on, and whether it counts; all ranks get the same number.
 
-    A rank that the last round does not reach gets the round's first, which does not count.
+    A rank that the last round does not reach gets the round's first microbatch, which does not count.
     """
     first, number = None, -1
     for number, rows in enumerate(microbatches):

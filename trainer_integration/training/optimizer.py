@@ -1,14 +1,14 @@
-"""AdamW over one flat gradient, and its learning rate: a function of how far the run has come, without state.
+"""AdamW over one flat gradient, and its learning rate, which is a stateless function of the run's progress.
 
-Every parameter's gradient is a window into one buffer, so that summing over ranks is one
-collective, and the norm and the clipping one operation each. Gradients of experts that ranks
-share out come last: they are summed over the ranks that hold the same ones.
+Every parameter's gradient is a window into one buffer. So the sum over ranks is one collective, and the norm and the
+clipping are one operation each. Gradients of experts that are divided among ranks come last, because they are summed
+over the ranks with the same experts.
 
-Of a sharded model the buffer holds this rank's parts, which backward has summed over the data-parallel
-ranks: what is left is the sum over the peers that share layers, and the norm over all parts.
+For a sharded model, the buffer contains this rank's parts, which backward has already summed over the data-parallel
+ranks. What remains is the sum over the peers that share layers, and the norm over all parts.
 
-The step is that of ``torch.optim.AdamW``, by the function below it: any method of a ``torch.optim.Optimizer``
-imports torch's compiler, 0.5 s of every start of a rank.
+The step is that of ``torch.optim.AdamW``, through the function below it. Any method of a ``torch.optim.Optimizer``
+would import torch's compiler, which takes 0.5 s at every start of a rank.
 """
 
 import math
@@ -27,7 +27,7 @@ from trainer_integration.moe.parallel.process_groups import ProcessGroups
 __all__ = ["FlatAdamW", "lr_at"]
 
 _EPS = 1e-8
-"""As ``torch.optim.AdamW`` has it."""
+"""The value of ``torch.optim.AdamW``."""
 
 
 def lr_at(step: int, total_steps: int, config: OptimizerConfig, tokens: int = 0) -> float:
@@ -35,18 +35,18 @@ def lr_at(step: int, total_steps: int, config: OptimizerConfig, tokens: int = 0)
 
     Args:
         step: Number of the step, from 0.
-        total_steps: Steps of the whole run; by tokens it counts those of ``config`` instead.
+        total_steps: Steps of the whole run; a schedule by tokens uses the total of ``config`` instead.
         config: Peak, warm-up and final share.
-        tokens: Tokens trained on up to and with the step, by which a schedule of tokens goes.
+        tokens: Tokens trained on up to and including the step, for a schedule by tokens.
 
     Returns:
-        Above 0 from the first step on, the peak at the end of warm-up,
-        ``lr * final_lr_ratio`` at the last step and after it, unless the schedule is constant.
+        Above 0 from the first step on, the peak at the end of warm-up, ``lr * final_lr_ratio`` at the last step and
+        after it, unless the schedule is constant.
     """
     if config.total_tokens is None:
         return _rate(step + 1, total_steps, config.warmup_steps, config.decay_steps, config)
     warmup, decay = config.warmup_tokens, config.decay_tokens
-    # A rate of 0 would make the first update none; without a warm-up it would be 0 over 0.
+    # A rate of 0 would make the first update empty; without a warm-up it would be 0 over 0.
     return _rate(max(1, tokens), config.total_tokens, warmup, decay, config)
 
 
@@ -56,7 +56,7 @@ def _rate(done: int, total: int, warmup: int, decay: int | None, config: Optimiz
         return config.lr * done / warmup
     falls_from = warmup
     if config.schedule == "wsd":
-        # Rounded up: of a run of nine steps one is left to fall in.
+        # Rounded up, so that a run of nine steps has one step of decay.
         falls_from = max(falls_from, total - (decay or -(-total // 10)))
     progress = (done - falls_from) / max(1, total - falls_from)
     left = 1.0 - min(1.0, max(0.0, progress))
@@ -81,7 +81,7 @@ class FlatAdamW:
         first = self._parameters[0]
         sizes = [_held(p).numel() for p in self._parameters]
         self.gradients = torch.zeros(sum(sizes), device=first.device, dtype=first.dtype)
-        """All gradients of this rank, end to end; those of experts that ranks share out are last."""
+        """All gradients of this rank, concatenated; those of experts that are divided among ranks are last."""
         num_common = sum(sizes[: len(common)])
         self._common, self._of_experts = self.gradients[:num_common], self.gradients[num_common:]
         self._peers = model.peers
@@ -96,14 +96,14 @@ class FlatAdamW:
         """Learning rate of the last step."""
         self.state: dict[Tensor, dict[str, Tensor]] = {
             parameter: {
-                # One for each: the fused step adds to all of them at once.
+                # One for each parameter, because the fused step increments all of them.
                 "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
             for parameter in self._parameters
         }
-        """Of each parameter, by the names that ``torch.optim.AdamW`` has for it: checkpoints hold them."""
+        """State of each parameter, under the names of ``torch.optim.AdamW``, for checkpoints."""
 
     def clear(self) -> None:
         """Set all gradients to zero and make backward add into the flat buffer."""
@@ -112,30 +112,30 @@ class FlatAdamW:
             parameter.grad = window
 
     def sum_over(self, groups: ProcessGroups) -> None:
-        """Add up the gradients of all ranks; those of experts over the ranks that hold them."""
+        """Sum the gradients over all ranks; those of experts over the ranks with the same experts."""
         if groups.world is None:
             return
         if self._sharded_over is not None:
             if self._peers.group is not None:
                 dist.all_reduce(self._common, group=self._peers.group)
             return
-        # One message for all parameters: a collective has a price of its own, and the model has hundreds of them.
+        # One message for all parameters, because a collective has a fixed cost and there are hundreds of parameters.
         dist.all_reduce(self._common, group=groups.world)
         if len(self._of_experts):
             dist.all_reduce(self._of_experts, group=groups.dp)
 
     def norm(self) -> float:
-        """Return the norm of the gradient over all parameters, those of other ranks included."""
+        """Return the norm of the gradient over all parameters, including those of other ranks."""
         # Both in one tensor, so that the ranks of a sharded model exchange one message.
         squares = torch.stack([_square(self._common), _square(self._of_experts)])
         if self._sharded_over is not None:
             dist.all_reduce(squares, group=self._sharded_over)
-        # Peers hold different experts; of everything else each has the same sum already.
+        # Peers have different experts; for all other parameters, each already has the same sum.
         squares[1:] = self._peers.summed(squares[1:])
         return math.sqrt(float(squares.sum()))
 
     def norm_of(self, step: int) -> float:
-        """Return ``norm``, that of a step.
+        """Return ``norm`` for a step.
 
         Raises:
             StateError: It is not finite.
@@ -155,8 +155,8 @@ class FlatAdamW:
 
         Args:
             step: Number of the step; decides the learning rate.
-            norm: ``norm_of`` the step.
-            tokens: Trained on up to and with the step, which decide it where the schedule is by tokens.
+            norm: Result of ``norm_of`` for the step.
+            tokens: Tokens trained on up to and including the step, which decide the rate of a schedule by tokens.
         """
         if norm > self._config.clip_norm:
             self.gradients.mul_(self._config.clip_norm / norm)
@@ -166,7 +166,7 @@ class FlatAdamW:
         for parameter, window in zip(self._parameters, self._windows, strict=True):
             (matrices if parameter.ndim >= 2 else vectors).append((parameter, window))
         self._update(matrices, self._config.weight_decay)
-        # Weights of norms: decay would pull what passes through them to 0, and keeps no matrix from growing.
+        # Weights of norms are excluded: decay would pull the values they scale to 0, without keeping any matrix small.
         self._update(vectors, 0.0)
 
     @torch.no_grad()
@@ -201,7 +201,7 @@ class FlatAdamW:
 
 
 def _held(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of a tensor."""
+    """Return this rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -213,15 +213,15 @@ def _like(parameter: Tensor, part: Tensor) -> Tensor:
         part,
         parameter.device_mesh,
         parameter.placements,
-        # A check would be a collective for each parameter, of what is so as it was cut.
+        # A check would be a collective for each parameter, although the condition is true by construction.
         run_check=False,
-        # Said, as parts may be unequal: torch would take all of them to be as long as this one.
+        # Stated because parts may be unequal; torch would assume that all of them are as long as this one.
         shape=parameter.shape,
         stride=parameter.stride(),
     )
 
 
 def _square(values: Tensor) -> Tensor:
-    # Wide: in float32 the squares of millions of small gradients vanish beside a few large ones.
+    # In float64, because in float32 the squares of millions of small gradients vanish next to a few large ones.
     norm: Tensor = torch.linalg.vector_norm(values, dtype=torch.float64)
     return norm.square()

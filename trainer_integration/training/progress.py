@@ -1,4 +1,4 @@
-"""What a run has come to, beside its tensors and the data's place: kept in every checkpoint as JSON."""
+"""Progress of a run besides its tensors and the data's position: kept in every checkpoint as JSON."""
 
 from collections.abc import Mapping
 from typing import Self
@@ -18,27 +18,27 @@ class _Kept(StrictModel):
     """The form on storage."""
 
     version: int = Field(default=1, ge=1, le=1)
-    # All have defaults: checkpoints of older releases hold an empty object.
+    # All fields have defaults, because checkpoints of older releases contain an empty object.
     tokens: int = Field(default=0, ge=0)
-    # As many as the widest window has.
+    # As many as the largest window has.
     norms: tuple[float, ...] = Field(default=(), max_length=10_000)
     spikes_in_a_row: int = Field(default=0, ge=0)
 
 
 class TrainingProgress:
-    """Tokens so far, by which a schedule may go, and the norms that the spike guard judges by."""
+    """Tokens so far, which a schedule may use, and the norms with which the spike guard judges."""
 
     def __init__(self, guard: SpikeGuardConfig, tokens: int = 0) -> None:
         self.tokens = tokens
-        """Trained on, over all ranks, without padding."""
+        """Tokens trained on, over all ranks, without padding."""
         self.guard = SpikeGuard(guard)
 
     @classmethod
     def of(cls, guard: SpikeGuardConfig, kept: Mapping[str, Json]) -> Self:
-        """Go on from what ``to_json`` returned; from nothing where a checkpoint of an older release has none.
+        """Continue from the result of ``to_json``; from the beginning if a checkpoint of an older release has none.
 
         Raises:
-            StateError: It is something else.
+            StateError: The value is something else.
         """
         try:
             state = _Kept.model_validate(kept)

@@ -1,8 +1,8 @@
-"""Gradients that leap: a norm far above those of the steps before it is told, and not followed.
+"""Detects spikes of gradients: a norm far above those of earlier steps is reported, and its step is not followed.
 
-The norms of a window of steps have a mean and a deviation; a norm more than ``sigma`` deviations
-above the mean is a spike. Norms of spikes stay out of the window, so one does not hide the next.
-All ranks have the same norms, hence judge alike.
+The norms of a window of steps have a mean and a deviation. A norm more than ``sigma`` deviations above the mean is a
+spike. Norms of spikes stay out of the window, so that one does not hide the next. All ranks have the same norms and
+therefore judge alike.
 """
 
 from collections import deque
@@ -17,22 +17,22 @@ from trainer_integration.config import SpikeGuardConfig
 __all__ = ["MOST_IN_A_ROW", "Spike", "SpikeGuard"]
 
 MOST_IN_A_ROW = 10
-"""Steps that are skipped one after the other before the run ends: then it is no spike, but the new normal."""
+"""Steps that are skipped in a row before the run ends, because then the norm is no spike but the new normal."""
 _LEAST_DEVIATION = 0.01
-"""Of the mean: norms that hardly vary have no deviation to speak of."""
+"""Least deviation relative to the mean, for norms that hardly vary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spike:
-    """A norm that was too far above those before it."""
+    """A norm that was too far above the norms before it."""
 
     norm: float
     mean: float
-    """Of the window."""
+    """Mean of the window."""
     sigmas: float
     """Deviations of the norm above the mean."""
     window: int
-    """Steps of the window."""
+    """Number of steps in the window."""
 
     def said_of(self, step: int) -> str:
         """Return a sentence that leads to the samples of the step."""
@@ -48,24 +48,24 @@ class SpikeGuard:
     def __init__(
         self, config: SpikeGuardConfig, norms: Iterable[float] = (), in_a_row: int = 0
     ) -> None:
-        """Go on after ``norms``, the last of them that were no spikes, and ``in_a_row`` spikes since."""
+        """Continue after ``norms``, the last norms that were no spikes, and ``in_a_row`` later spikes."""
         self._config = config
         self._norms: deque[float] = deque(norms, maxlen=config.window)
         self.in_a_row = in_a_row
-        """Spikes since the last norm that was none."""
+        """Spikes since the last norm that was no spike."""
 
     @property
     def norms(self) -> tuple[float, ...]:
-        """The window, the oldest first."""
+        """Norms of the window, the oldest first."""
         return tuple(self._norms)
 
     def judge(self, norm: float, step: int) -> Spike | None:
-        """Take the norm of a step; return the spike that it is.
+        """Judge the norm of a step; return the spike if it is one.
 
-        Nothing is a spike before the window is full.
+        There is no spike before the window is full.
 
         Raises:
-            StateError: It is one, and the run is to stop at it, or it is one of too many in a row.
+            StateError: It is a spike, and the run must stop at it, or it is one of too many in a row.
         """
         if self._config.action == "off":
             return None
@@ -74,7 +74,7 @@ class SpikeGuard:
             self._norms.append(norm)
             self.in_a_row = 0
             return None
-        # Not into the window: a run of spikes would raise the mean until they are none.
+        # Not added to the window, because a series of spikes would raise the mean until they were no spikes.
         self.in_a_row += 1
         if self._config.action == "stop":
             raise StateError(
@@ -92,7 +92,7 @@ class SpikeGuard:
         window = self._config.window
         if len(self._norms) < window:
             return None
-        # Anew from the window: a running sum would drift, and differ after a resume in its last bits.
+        # Computed anew from the window, because a running sum would drift, and differ in its last bits after a resume.
         norms = np.asarray(self._norms)
         mean = float(norms.mean())
         deviation = max(float(norms.std()), _LEAST_DEVIATION * mean)

@@ -1,8 +1,7 @@
 """One optimiser step over the microbatches of a batch.
 
-Losses are summed over tokens and divided by the labels of the whole step, which the
-data plane counted over all ranks. So neither loss nor gradient depends on which rank or
-microbatch a row lands in, beyond rounding.
+Losses are summed over tokens and divided by the labels of the whole step, which the data plane counted over all ranks.
+So neither loss nor gradient depends on the rank or microbatch of a row, apart from rounding.
 """
 
 import time
@@ -40,25 +39,25 @@ __all__ = [
 ]
 
 ALONE = ProcessGroups()
-"""One rank."""
+"""Groups of a single rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one step did; all but the last field are of all ranks together."""
+    """Result of a step; all fields but the last are over all ranks."""
 
     step: int
     """Number of the step."""
     figures: StepFigures
-    """What the step tells of the model; none of them is missing."""
+    """Figures of the model in the step; none of them is missing."""
     flops: float
     """FLOPs of the model, forward and backward."""
     spike: Spike | None
-    """Why the model has not changed; ``None`` where it has."""
+    """Reason why the model has not changed; ``None`` if it has."""
     seconds_compute: float
-    """Time of this rank's forward and backward passes: what the data plane balances."""
+    """Time of this rank's forward and backward passes, which the data plane balances."""
     passes: tuple[PassTime, ...]
-    """What each of its microbatches took; none where ranks wait for each other within a pass."""
+    """Time of each of its microbatches; empty if ranks wait for each other within a pass."""
 
 
 def train_step(
@@ -71,45 +70,44 @@ def train_step(
     """Train on one batch: accumulate, sum over ranks, clip, update; or skip the update of a spike.
 
     Args:
-        model: The model; equal on all ranks, before and after, but for the experts that they share out, and
-            for the part of a sharded one.
+        model: The model; equal on all ranks, before and after, except for experts that are divided among ranks, and for
+            the part of a sharded model.
         optimizer: Its optimiser.
-        batch: This rank's share of the step. Microbatches without rows are skipped where the model is not
-            sharded; a rank without any still takes part in the sum.
+        batch: This rank's share of the step. Microbatches without rows are skipped if the model is not sharded; a rank
+            without any still takes part in the sum.
         groups: The ranks that train together.
-        progress: Of the run before the step; counted on. ``None``: no tokens before, and no guard.
+        progress: Progress of the run before the step, which is updated. ``None``: no tokens before, and no guard.
 
     Returns:
         Losses and figures of the step. The same batches give the same results.
 
     Raises:
-        StateError: The gradient is not finite, or leaps and the run is to stop at that; the model has not
-            changed.
-        TypeError: A microbatch is a slice of its rows and nobody shares them, or the reverse.
+        StateError: The gradient is not finite, or is a spike at which the run must stop; the model has not changed.
+        TypeError: A microbatch is a slice of its rows although no peers share them, or the reverse.
     """
     started_s = time.perf_counter()
     optimizer.clear()
-    # A step may have no label at all, as where every prompt fills its row.
+    # A step may have no label at all, for instance if every prompt fills its row.
     labels = max(1, batch.loss_tokens)
     times = PassTimes(model.device)
     sums = accumulate(model, batch, labels, times)
     seconds_compute = time.perf_counter() - started_s
     optimizer.sum_over(groups)
     totals = sums.over(groups)
-    passes = times.taken()  # the sums are on the host, and so is the end of every pass
+    passes = times.taken()  # the sums are on the host, so all passes have ended
     tokens = int(totals.tokens)
-    # A guard of no memory never judges: its window is not full in one step.
+    # A guard without memory never judges, because its window is not full in one step.
     progress = progress or TrainingProgress(SpikeGuardConfig())
     progress.tokens += tokens
-    # Behind the sum over ranks: each then has the same norm, and all judge alike without a word more.
+    # After the sum over ranks: each rank then has the same norm, so all judge alike without another message.
     grad_norm = optimizer.norm_of(batch.step)
     spike = progress.guard.judge(grad_norm, batch.step)
     if spike is None:
         optimizer.update(batch.step, grad_norm, progress.tokens)
-        # By the rows of all ranks: each moves its own copy, and they stay equal.
+        # From the rows of all ranks: each rank moves its own copy, and they stay equal.
         model.move_biases(totals.slots_LE)
     else:
-        # Nothing is updated, and the figures tell this step's rate all the same.
+        # Nothing is updated, but the figures still contain this step's rate.
         optimizer.set_rate(batch.step, progress.tokens)
     return StepResult(
         step=batch.step,
@@ -123,7 +121,7 @@ def train_step(
 
 @dataclass(slots=True, kw_only=True)
 class StepSums:
-    """What the microbatches of a step add up to."""
+    """Sums over the microbatches of a step."""
 
     figures: Tensor
     """Token loss, balance loss, z-loss, tokens, dropped choices, entropy, FLOPs of images, token pairs: ``[8]``,
@@ -132,7 +130,7 @@ class StepSums:
     """Rows that each expert of each layer computed, int64."""
 
     def over(self, groups: ProcessGroups) -> "StepTotals":
-        """Sum over ranks: one message for all."""
+        """Sum over ranks, with one message for all."""
         both = torch.cat((self.figures, self.slots_LE.flatten().double()))  # exact below 2**53
         if groups.world is not None:
             dist.all_reduce(both, group=groups.world)
@@ -160,7 +158,7 @@ class StepTotals:
     tokens: float
     dropped: float
     entropy: float
-    """Over tokens, mean over layers."""
+    """Entropy over tokens, mean over layers."""
     flops_beside: float
     """FLOPs spent on images."""
     pairs: float
@@ -176,14 +174,14 @@ def accumulate(
     Args:
         model: The model.
         batch: This rank's share of the step.
-        labels: Of the whole step, over all ranks: what losses are divided by.
+        labels: Labels of the whole step, over all ranks, by which losses are divided.
         times: Times the passes that wait for no other rank.
 
     Raises:
-        ConfigError: A token id is none of the model's.
+        ConfigError: The model does not know a token id.
     """
     config, device = model.config, model.device
-    sharded = is_sharded(model)  # other ranks then need this one's passes
+    sharded = is_sharded(model)  # other ranks then need this rank's passes
     figures = torch.zeros(8, dtype=torch.float64, device=device)
     slots_LE = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int64, device=device)
     for microbatch in batch.microbatches:
@@ -194,13 +192,13 @@ def accumulate(
         is_alone = not (sharded or inputs.meets_peers or model.peers.size > 1)
         with times.of(microbatch) if times is not None and is_alone else nullcontext():
             output = model(inputs)
-            # All sums over tokens, divided below by one number for all ranks: means of microbatches would weigh
-            # short ones more.
+            # All sums are over tokens and divided below by one number for all ranks, because means of microbatches
+            # would give short ones more weight.
             objective = output.token_loss + config.balance_weight * output.balance_loss
             if config.z_weight:
                 objective = objective + config.z_weight * output.z_loss
             (objective / labels).backward()
-        # Kept on the device: a look at one of them would wait for every pass before.
+        # Kept on the device, because reading one of them would wait for every earlier pass.
         figures += torch.stack(
             [
                 output.token_loss.detach(),
@@ -214,13 +212,13 @@ def accumulate(
             ]
         )
         slots_LE += output.router.slots_LE
-    # Filled, for a number that is assigned waits for a GPU; peers that share rows count their pairs together.
+    # ``fill_``, because assigning a number waits for a GPU; peers that share rows count their pairs together.
     figures[-1].fill_(token_pairs(batch) / model.peers.size)
     return StepSums(figures=figures, slots_LE=slots_LE)
 
 
 def _require_known(part: Microbatch | CpSlice, step: int, vocab_size: int) -> None:
-    """Refuse token ids without an embedding: torch says of them that an index is out of range, or a device halts."""
+    """Refuse token ids without an embedding; torch would report an index out of range, or the device would halt."""
     if (largest := int(rows_of(part, "tokens").max(initial=0))) >= vocab_size:
         raise ConfigError(
             f"step {step} has token id {largest}, and the model {vocab_size} embeddings: name in the mix the tokenizer "
@@ -256,7 +254,7 @@ def _imbalance(slots_LE: Tensor) -> float:
 def use_one_thread() -> None:
     """Make torch compute on one thread: call once, at the start of every rank's process.
 
-    Several ranks on one machine with more threads than cores spin against each other
-    and take many times as long; results then also depend on the number of threads.
+    Several ranks on one machine with more threads than cores spin against each other and take many times as long.
+    Results would also depend on the number of threads.
     """
     torch.set_num_threads(1)

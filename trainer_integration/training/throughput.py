@@ -1,9 +1,8 @@
-"""How fast a step was by the model's own arithmetic: FLOP/s, and the share of what the devices could do (MFU).
+"""Speed of a step by the model's own arithmetic: FLOP/s, and the share of the devices' peak (MFU).
 
-Counted are the products of the model, forward and backward, as the data plane's costs count them:
-attention within documents alone, half of each square for the causal mask. Recomputation and padding
-count for nothing. What each microbatch took is told too. Where the time went, a trace of some steps
-shows, which https://ui.perfetto.dev draws.
+The products of the model are counted, forward and backward, as in the data plane's costs: attention only within
+documents, and half of each square because of the causal mask. Recomputation and padding do not count. The time of each
+microbatch is reported too. A trace of some steps shows where the time went; https://ui.perfetto.dev draws it.
 """
 
 import time
@@ -24,16 +23,16 @@ from trainer_integration.moe.flops import cost_of
 __all__ = ["PassTime", "PassTimes", "StepProfile", "model_flops", "peak_flops_of", "token_pairs"]
 
 _PEAKS_BF16 = {"H200": 989e12, "H100 SXM": 989e12, "H100": 756e12, "A100": 312e12, "B200": 2250e12}
-"""Dense BF16 products a second by a part of the device's name, special before general; their makers' figures."""
+"""Dense BF16 FLOP/s by a part of the device's name, special names before general ones; the makers' figures."""
 
 
 def token_pairs(batch: Batch) -> float:
-    """Return the sum of the squared lengths of the documents in a rank's rows; of rows that peers share, too."""
+    """Return the sum of the squared lengths of the documents in a rank's rows, including rows that peers share."""
     total = 0.0
     for microbatch in batch.microbatches:
-        # Wide: the square of a long document is beyond int32.
+        # In float64, because the square of a long document exceeds int32.
         lengths_D = np.diff(documents_of(microbatch).cu_seqlens).astype(np.float64)
-        # Padding is a document of its row, and none of the model's.
+        # Padding is a document of its row, but not of the model.
         padding_D = np.diff(microbatch.cu_seqlens)[microbatch.sources_D < 0].astype(np.float64)
         total += float((lengths_D**2).sum() - (padding_D**2).sum())
     return total
@@ -52,7 +51,7 @@ def model_flops(config: MoEConfig, tokens: int, pairs: float) -> float:
 
 
 def peak_flops_of(device: torch.device, given_tflops: float | None = None) -> float | None:
-    """Return the most FLOP/s of a rank's device: as given, or of a known GPU in BF16; ``None`` if nobody knows."""
+    """Return the peak FLOP/s of a rank's device: as given, or of a known GPU in BF16; ``None`` if unknown."""
     if given_tflops is not None:
         return given_tflops * 1e12
     if device.type != "cuda":
@@ -63,10 +62,10 @@ def peak_flops_of(device: torch.device, given_tflops: float | None = None) -> fl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTime:
-    """What a microbatch took, and what costs go by."""
+    """Time of a microbatch, and the figures that costs use."""
 
     tokens: int
-    """Of its documents, without padding."""
+    """Tokens of its documents, without padding."""
     squares: int
     """Sum of the squared lengths of these documents."""
     seconds: float
@@ -74,7 +73,7 @@ class PassTime:
 
 @dataclass(slots=True)
 class PassTimes:
-    """Times passes on the device that computes them: a GPU by its events, which hold nothing up, else by the clock."""
+    """Times passes on their device: on a GPU by its events, which block nothing, otherwise by the clock."""
 
     device: torch.device
     _passes: list[tuple[Microbatch | CpSlice, Callable[[], float]]] = field(
@@ -97,7 +96,7 @@ class PassTimes:
         self._passes.append((part, lambda: took_s))
 
     def taken(self) -> tuple[PassTime, ...]:
-        """Return what each took; call it once a figure of the step is on the host, and it waits for nothing."""
+        """Return the time of each pass; called once a figure of the step is on the host, it does not wait."""
         found = []
         for part, seconds in self._passes:
             tokens, squares = work_of(part)
@@ -113,13 +112,13 @@ class StepProfile:
     """Traces the steps of a range into one file."""
 
     def __init__(self, steps: tuple[int, int] | None, folder: Path, rank: int) -> None:
-        """Trace from the first to the last of ``steps``; none where it is ``None``."""
+        """Trace from the first to the last of ``steps``; nothing if it is ``None``."""
         self._steps, self._folder, self._rank = steps, folder, rank
         self._profile: profile | None = None
 
     @contextmanager
     def step(self, step: int) -> Iterator[Path | None]:
-        """Run a step; where the range ends before the next, the file is there as soon as the ``with`` ends.
+        """Run a step; if it is the last of the range, the file exists as soon as the ``with`` ends.
 
         Yields:
             The file that ends with this step; ``None`` for others.
@@ -140,7 +139,7 @@ class StepProfile:
             self.close()
 
     def close(self) -> None:
-        """Write what was traced; nothing where no step of the range was run, or the file is written."""
+        """Write the trace; do nothing if no step of the range was run, or if the file is written."""
         if self._profile is not None:
             tracer, self._profile = self._profile, None
             tracer.stop()

@@ -1,1 +1,1 @@
-"""A small vision encoder before the included model: images to embeddings, wherever they were dealt to."""
+"""A small vision encoder in front of the included model: images to embeddings, on the ranks they were dealt to."""

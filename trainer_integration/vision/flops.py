@@ -1,4 +1,4 @@
-"""What an image costs the encoder: arithmetic on its shape."""
+"""Cost of an image for the encoder: arithmetic on its shape."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from trainer_integration.vision.config import VisionConfig
 __all__ = ["encoder_cost_of", "encoder_flops"]
 
 _FORWARD_AND_BACKWARD = 3
-"""Backward makes two products for each one of forward."""
+"""Backward makes two products for each product of forward."""
 
 
 def encoder_cost_of(
@@ -17,7 +17,7 @@ def encoder_cost_of(
 ) -> tuple[float, float]:
     """Return FLOPs of a patch and of a pair of patches of one image, forward and backward.
 
-    An image of ``P`` patches costs ``linear * P + quadratic * P ** 2``, every patch seeing every other: the
+    An image of ``P`` patches costs ``linear * P + quadratic * P ** 2``, because every patch attends to every other: the
     ``encoder_linear`` and ``encoder_quadratic`` of a mix file.
 
     Args:
@@ -31,7 +31,7 @@ def encoder_cost_of(
     projector = dim * hidden + hidden * out_dim / config.merge**2
     passed = config.values_per_patch * dim + config.num_layers * layer + projector
     linear = _FORWARD_AND_BACKWARD * 2 * passed
-    # Not halved, as the model's is: no mask hides a patch from another.
+    # Not halved as for the model, because no mask hides a patch from another.
     quadratic = _FORWARD_AND_BACKWARD * 4 * dim * config.num_layers
     return float(linear), float(quadratic * attention_slowdown)
 

@@ -37,11 +37,11 @@ from trainer_integration.vision.flops import encoder_flops
 __all__ = ["VisionEncoder", "VisionInputs", "VisionLanguageModel", "grid_places"]
 
 _MEAN = 127.5
-"""Pixels become numbers from -1 to 1."""
+"""Mean that scales pixels to numbers from -1 to 1."""
 
 
 def grid_places(grids: Sequence[tuple[int, int]], merge: int) -> Tensor:
-    """Return the row and column of every patch, ``[P, 2]``, in the order that a mix gives patches in.
+    """Return the row and column of every patch, ``[P, 2]``, in the order in which a mix gives patches.
 
     Args:
         grids: Rows and columns of patches of each image, multiples of ``merge``.
@@ -58,7 +58,7 @@ def grid_places(grids: Sequence[tuple[int, int]], merge: int) -> Tensor:
 
 
 class VisionEncoder(nn.Module):
-    """Encodes images of any size, each by itself: what one rank computes does not depend on what it was dealt."""
+    """Encodes images of any size, each by itself, so the result does not depend on the images dealt to a rank."""
 
     def __init__(self, config: VisionConfig, out_dim: int, *, seed: int = 0) -> None:
         """Make an encoder with first weights, equal for equal seeds, of embeddings ``out_dim`` wide."""
@@ -74,7 +74,7 @@ class VisionEncoder(nn.Module):
 
     @torch.no_grad()
     def draw_weights(self, seed: int) -> None:
-        """Set first weights; a rank that holds a part of a matrix draws all of it, and keeps its own."""
+        """Set first weights; a rank that keeps a part of a matrix draws all of it, and keeps its own part."""
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.ndim > 1:
@@ -102,12 +102,12 @@ class VisionEncoder(nn.Module):
                 f"{values}; give the encoder the patch of the mix"
             )
         patches_PV = patches_PV.reshape(-1, values)
-        # Patches come square by square, not line by line, so that those of an embedding lie together.
+        # Patches come square by square, not line by line, so that the patches of an embedding are adjacent.
         device = patches_PV.device
         places_P2 = on_device(grid_places(grids, self.config.merge).numpy(), device)
         head_dim = self.config.dim // self.config.num_heads
-        # Angles in float32 at least: bf16 has no whole numbers between 256 and 258, so that far patches would turn
-        # alike.
+        # Angles at least in float32: bf16 has no integers between 256 and 258, so distant patches would get equal
+        # angles.
         wide = torch.promote_types(patches_PV.dtype, torch.float32)
         turns = tuple(
             Rotation.at(places_P2[:, axis], head_dim // 2, self.config.rope_theta, wide)
@@ -119,7 +119,7 @@ class VisionEncoder(nn.Module):
         images = _Images(
             sizes=sizes, bounds_I=on_device(ends, device, np.int32) if varlen else None
         )
-        # A product and no convolution: the data plane has cut images into patches already.
+        # A matrix product instead of a convolution, because the data plane has already cut images into patches.
         x_PD = _linear(self.embed, patches_PV)
         for block in self.blocks:
             x_PD = block(x_PD, turns, images)
@@ -129,12 +129,12 @@ class VisionEncoder(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Images:
-    """Images that lie end to end."""
+    """Concatenated images."""
 
     sizes: Sequence[int]
-    """Patches of each."""
+    """Number of patches of each image."""
     bounds_I: Tensor | None
-    """Their bounds where one kernel attends within all of them, int32, ``[I + 1]``."""
+    """Bounds of the images if one kernel attends within all of them, int32, ``[I + 1]``."""
 
 
 class _Block(nn.Module):
@@ -152,7 +152,7 @@ class _Block(nn.Module):
     def forward(self, x_PD: Tensor, turns: tuple[Rotation, ...], images: _Images) -> Tensor:
         heads = (3 * self.num_heads, x_PD.shape[1] // self.num_heads)
         qkv_PHC = _linear(self.qkv, self.norm1(x_PD)).view(len(x_PD), *heads)
-        # Queries and keys are turned by their place; what is handed on is not.
+        # Queries and keys are rotated by their position; values are not.
         turned, values = torch.split(qkv_PHC, [2 * self.num_heads, self.num_heads], dim=1)
         # Half of each head by the row, half by the column.
         halves = zip(turns, turned.chunk(2, dim=-1), strict=True)
@@ -163,7 +163,7 @@ class _Block(nn.Module):
 
 
 def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """Apply a layer in the type of what comes, whatever its parameters are kept in."""
+    """Apply a layer in the type of its input, whatever type its parameters have."""
     bias = None if layer.bias is None else layer.bias.to(x.dtype)
     return functional.linear(x, layer.weight.to(x.dtype), bias)
 
@@ -173,9 +173,9 @@ def _attended(qkv_PHC: Tensor, images: _Images) -> Tensor:
     if images.bounds_I is not None:
         q, k, v = qkv_PHC.chunk(3, dim=1)
         return attend_varlen(q, k, v, images.bounds_I, max(images.sizes), causal=False)
-    # An image at a time: padded to one another, a wide and a tall one would cost both their squares.
+    # One image at a time, because with padding, a wide and a tall image would both cost the square of their union.
     attended = [_attended_alone(part) for part in torch.split(qkv_PHC, list(images.sizes))]
-    # Without an image every parameter still has a gradient, zero: ranks add them up.
+    # Without an image, every parameter still needs a zero gradient, because ranks add them up.
     return torch.cat(attended) if attended else qkv_PHC.chunk(3, dim=1)[2]
 
 
@@ -186,18 +186,18 @@ def _attended_alone(qkv_PHC: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionInputs(ModelInputs):
-    """Tokens of rows, patches to encode for whichever rank, and where embeddings that come belong."""
+    """Tokens of rows, patches to encode for any rank, and the places of the embeddings that arrive."""
 
     patches_PV: Tensor
     """Patches, uint8."""
     grids: tuple[tuple[int, int], ...]
     """Rows and columns of patches of each image."""
     sends: tuple[int, ...]
-    """Embeddings that go to each data-parallel peer; to this rank alone, where images stay with their rows."""
+    """Embeddings that go to each data-parallel peer; only to this rank if images stay with their rows."""
     receives: tuple[int, ...]
-    """Embeddings that come from each."""
+    """Embeddings that come from each peer."""
     places_E: Tensor
-    """Token that each embedding takes the place of, int64."""
+    """Token that each embedding replaces, int64."""
 
     @classmethod
     def of_microbatch(
@@ -208,17 +208,17 @@ class VisionInputs(ModelInputs):
         *,
         varlen: bool = False,
     ) -> "VisionInputs":
-        """Drop the padding of ``microbatch``, and say where embeddings belong without it.
+        """Drop the padding of ``microbatch``, and compute where embeddings belong without it.
 
         Args:
-            microbatch: Whole rows; where no strategy dealt their images, this rank encodes them.
+            microbatch: Whole rows; if no strategy dealt their images, this rank encodes them.
             dp_peers: The data-parallel ranks.
-            device: Where the model is.
+            device: Device of the model.
             varlen: Whether its attention is a varlen kernel's.
 
         Raises:
-            ValueError: Images were dealt to other ranks than there are, or in another order, or the counts of what
-                comes and of its places differ.
+            ValueError: Images were dealt to other ranks than there are, or in another order, or the number of arriving
+                embeddings and of their places differ.
         """
         text = ModelInputs.of(microbatch, device=device, varlen=varlen)
         share = microbatch.encoding or share_of(microbatch, 0, 1)
@@ -227,7 +227,7 @@ class VisionInputs(ModelInputs):
         _require_fit(sends, receives, len(share.places_E), peers, share.order_M)
         num = int((share.grids_I2[:, 0].astype(np.int64) * share.grids_I2[:, 1]).sum())
         depth = len(share.images_I.values_V) // max(1, num)
-        # Places are counted with padding, and the tokens are without.
+        # Places are counted with padding, but the tokens are without.
         before = np.cumsum(microbatch.source_ids_RT.reshape(-1) >= 0) - 1
         return cls(
             **{field.name: getattr(text, field.name) for field in fields(ModelInputs)},
@@ -242,11 +242,11 @@ class VisionInputs(ModelInputs):
     def of_rows(
         cls, rows: PackedRows, dp_peers: Peers = ALONE, device: str | torch.device = "cpu"
     ) -> "VisionInputs":
-        """Return the same of rows that a loop of one's own is handed, one of ``batch.microbatches``.
+        """Return the same for rows that the user's own loop received, one of ``batch.microbatches``.
 
         Raises:
             ConfigError: The rows are shared among cp peers.
-            ValueError: As for ``of_microbatch``, or labels are unshifted.
+            ValueError: See ``of_microbatch``, or labels are unshifted.
         """
         text = ModelInputs.of_packed(rows, device)
         images = rows.encoding if rows.deals_images else rows.images
@@ -285,7 +285,7 @@ class VisionInputs(ModelInputs):
 def _require_fit(
     sends_W: Sequence[int], receives_W: Sequence[int], places: int, peers: Peers, order: object
 ) -> None:
-    """Refuse images that were dealt to other ranks, before ranks wait for embeddings that nobody sends."""
+    """Refuse images that were dealt to other ranks, before ranks wait for embeddings that are never sent."""
     for name, counts_W in (("sends to", sends_W), ("receives from", receives_W)):
         if len(counts_W) != peers.size:
             raise ValueError(
@@ -307,8 +307,8 @@ def _require_fit(
 class VisionLanguageModel(MoETransformer):
     """A decoder over packed documents with images in them.
 
-    Gradients, added up over data-parallel ranks, are those of one rank, whichever rank encodes an image: the
-    exchange of embeddings has a backward, which takes each gradient to where its image was encoded.
+    Summed over data-parallel ranks, the gradients equal those of one rank, whichever rank encodes an image. The
+    exchange of embeddings has a backward, which returns each gradient to the rank that encoded the image.
     """
 
     def __init__(
@@ -327,18 +327,18 @@ class VisionLanguageModel(MoETransformer):
             vision: Shape of the encoder.
             seed: Decides the weights.
             dp_peers: The data-parallel ranks, among which images are dealt.
-            dtype: To compute in; ``None`` for that of the parameters.
+            dtype: Type to compute in; ``None`` for that of the parameters.
         """
         super().__init__(config, seed=seed, dtype=dtype)
         self.dp_peers = dp_peers
-        # With a seed of its own: from the same one its matrices would begin with the numbers of the model's.
+        # With a seed of its own; otherwise its matrices would begin with the numbers of the model's.
         self.encoder = VisionEncoder(vision, config.dim, seed=seed + 1)
         self._agreed = False
 
     @override
     def draw_weights(self, seed: int) -> None:
         super().draw_weights(seed)
-        if hasattr(self, "encoder"):  # the model's own come first, while it is made
+        if hasattr(self, "encoder"):  # false for the model's own weights, which are drawn first
             self.encoder.draw_weights(seed + 1)
 
     @property
@@ -374,11 +374,11 @@ class VisionLanguageModel(MoETransformer):
                 f"the plan sends {sum(inputs.sends)} embeddings, and an encoder of merge {merge} makes {makes} of "
                 "these images; give it the merge of the mix"
             )
-        # Every rank takes part in the exchange, also one that has nothing to encode or to receive.
+        # Every rank takes part in the exchange, even with nothing to encode or to receive.
         made_ED = self.encoder(inputs.pixels(x_ND.dtype), inputs.grids)
         if inputs.meets_peers:
             if not self._agreed:
-                # Once: what differs from the first batch on is a plan or a place in it; each exchange costs a round.
+                # Checked only once, because a mismatch shows in the first batch, and each exchange costs a round trip.
                 self._agreed = True
                 self.dp_peers.require_agreed(inputs.sends, inputs.receives, self.device)
             made_ED = self.dp_peers.exchange(

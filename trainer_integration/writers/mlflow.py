@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-# Read by MLflow when it is imported: since its release 3 it refuses the store of files without the first, and
-# reports its use to its makers without the second.
+# MLflow reads these when it is imported. Without the first, its release 3 refuses the file store; without the second,
+# it reports its use to its makers.
 os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
@@ -27,7 +27,7 @@ _NOT_IN_NAMES = re.compile(r"[^\w\-./ :]")
 
 
 class MlflowWriter(MetricWriter):
-    """Writes one run, which later launches go on with; MLflow keeps both values of a step that was trained twice."""
+    """Writes one run, which later launches continue; MLflow keeps both values of a step that was trained twice."""
 
     def __init__(self, folder: Path, config: MlflowConfig) -> None:
         files = (folder / "mlruns").resolve().as_uri()
@@ -41,7 +41,7 @@ class MlflowWriter(MetricWriter):
             record.write(folder)
         assert record.mlflow is not None
         self._run_id = record.mlflow
-        # The launch before may have ended it.
+        # The previous launch may have ended it.
         self._client.update_run(self._run_id, status="RUNNING", name=config.name)
         for name, value in config.tags.items():
             self._client.set_tag(self._run_id, name, value)
@@ -58,13 +58,13 @@ class MlflowWriter(MetricWriter):
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         now_ms = int(time.time() * 1000)
         named = {_NOT_IN_NAMES.sub("_", name): value for name, value in figures.items()}
-        # By the time of writing: of two values of a step, MLflow's pages show the later one.
+        # Stamped with the time of writing, because of two values of a step, MLflow's pages show the later one.
         metrics = [Metric(name, value, now_ms, step) for name, value in named.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 
     @override
     def go_back(self, step: int) -> None:
-        """Nothing: the value with the later time is the one of the work that stayed."""
+        """Do nothing, because the value with the later time belongs to the work that stayed."""
 
     @override
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The writers of a run: opened by name, fed by a queue, left out where they fail."""
+"""The writers of a run: opened by name, fed through a queue, left out if they fail."""
 
 import queue
 import threading
@@ -26,12 +26,12 @@ _CLASSES: dict[Kind, str] = {
     "mlflow": "MlflowWriter",
 }
 _MOST_WAITING = 10_000
-"""Steps that wait for a tool that is slow, such as a server far away; those above are not written."""
+"""Most steps that wait for a slow tool, such as a remote server; further steps are not written."""
 _CLOSE_S = 30.0
 
 
 class Writers:
-    """Several writers as one: nobody waits for them, and none of them ends a run. Safe to call from several threads."""
+    """Several writers as one. Callers never wait for them, and a failing writer does not end a run. Thread-safe."""
 
     def __init__(
         self, openers: Mapping[str, Callable[[], MetricWriter]], from_step: int = 0
@@ -39,9 +39,9 @@ class Writers:
         """Open writers by name, in a thread; earlier launches may have written ``from_step`` and later steps."""
         self._openers = dict(openers)
         self._names = tuple(openers)
-        """Of those that are open or are yet to be."""
+        """Names of the writers that are open or will be."""
         self._next = from_step
-        # After a resume at once: the launch before may have written steps behind its last checkpoint.
+        # Immediately after a resume, because the previous launch may have written steps after its last checkpoint.
         self._goes_back = from_step > 0
         self._waiting: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue()
         self._lost = 0
@@ -49,7 +49,7 @@ class Writers:
         self._thread.start()
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """Have a step written; one that is not after the last takes the place of that and of those behind it.
+        """Queue a step for writing; a step that does not follow the last replaces that step and all later ones.
 
         Args:
             step: The step.
@@ -57,7 +57,7 @@ class Writers:
         """
         if not self._names:
             return
-        # Rather than to wait: training goes on at its own speed, whatever a server far away does.
+        # Dropped instead of waited for, because training runs at its own speed, whatever a remote server does.
         if self._waiting.qsize() >= _MOST_WAITING:
             self._lost += 1
             if self._lost == 1:
@@ -69,8 +69,8 @@ class Writers:
         self._waiting.put((step, figures))
 
     def close(self) -> None:
-        """Write what is outstanding, for 30 s at most; once is enough, more do nothing."""
-        # Behind the last step: what waits is written before the end.
+        """Write outstanding steps, for 30 s at most; further calls do nothing."""
+        # The end mark comes after the last step, so waiting steps are written before the end.
         self._waiting.put(None)
         self._thread.join(_CLOSE_S)
         if self._thread.is_alive():
@@ -96,7 +96,7 @@ class Writers:
                     if goes_back:
                         writer.go_back(step)
                     writer.write(step, figures)
-                except Exception:  # noqa: BLE001 -- somebody else's code, whatever ails it
+                except Exception:  # noqa: BLE001 -- it is foreign code, whatever its error is
                     _LOG.warning("%s fails at step %d and is left out", name, step, exc_info=True)
                     del writers[name]
                     self._names = tuple(writers)
@@ -107,7 +107,7 @@ class Writers:
                 _LOG.warning("%s did not end well", name, exc_info=True)
 
     def _opened(self) -> dict[str, MetricWriter]:
-        """Open the writers; a server far away may take its time to answer, or not be there."""
+        """Open the writers; a remote server may answer late or not at all."""
         writers: dict[str, MetricWriter] = {}
         for name, opener in self._openers.items():
             try:
@@ -144,7 +144,7 @@ def open_writers(
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     if {"wandb", "mlflow"} & set(config.kinds):
-        read_record(place)  # one of another release is refused here; the writers read it again
+        read_record(place)  # a record of another release is refused here; the writers read it again
     return Writers(
         {str(kind): _opener_of(kind, place, getattr(config, kind)) for kind in config.kinds},
         from_step,
@@ -152,10 +152,10 @@ def open_writers(
 
 
 def _opener_of(kind: Kind, folder: Path, settings: StrictModel) -> Callable[[], MetricWriter]:
-    """Import a tool now, and return what opens it: the caller's own imports must not meet it in another thread."""
+    """Import a tool now, and return a function that opens it; another thread must not import while the caller does."""
     try:
         module = import_module(f"trainer_integration.writers.{kind}")
-    except Exception as error:  # noqa: BLE001 -- somebody else's code, whatever ails it
+    except Exception as error:  # noqa: BLE001 -- it is foreign code, whatever its error is
         return partial(_raise, error)
     opener: Callable[[Path, StrictModel], MetricWriter] = getattr(module, _CLASSES[kind])
     return partial(opener, folder, settings)
@@ -166,12 +166,12 @@ def _raise(error: Exception) -> NoReturn:
 
 
 def require_writers(kinds: Sequence[Kind]) -> None:
-    """Refuse writers whose package is not installed, before anything is started.
+    """Refuse writers whose package is not installed, before anything starts.
 
     Raises:
-        ConfigError: With the line that installs it.
+        ConfigError: The message has the line that installs it.
     """
     for kind in kinds:
-        # A folder called wandb or mlflow, as these tools make, is found as a package without an origin.
+        # A folder called wandb or mlflow, as these tools make, looks like a package without an origin.
         if (spec := find_spec(kind)) is None or spec.origin is None:
             raise missing_extra(f"the writer {kind}", ModuleNotFoundError(name=kind))

@@ -1,4 +1,4 @@
-"""By which number each tool knows a run: kept in the run's folder, so that a resumed run goes on under it."""
+"""Identifier of a run in each tool, kept in the run's folder, so that a resumed run continues under it."""
 
 import secrets
 from pathlib import Path
@@ -20,21 +20,21 @@ _Number = Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]
 
 
 class WritersRecord(StrictModel):
-    """Numbers of one run."""
+    """Identifiers of one run."""
 
     version: Literal[1] = 1
-    # Ours to choose, so that it is kept before anything is sent under it.
+    # Chosen by us, so that it is recorded before anything is sent under it.
     wandb: _Number = Field(default_factory=lambda: secrets.token_hex(4))
     mlflow: _Number | None = None
-    """MLflow chooses it."""
+    """Identifier chosen by MLflow."""
 
     def write(self, folder: Path) -> None:
-        """Keep it in the folder of the run."""
+        """Write the record to the folder of the run."""
         write_whole(folder / RECORD_NAME, self.model_dump_json().encode())
 
 
 def read_record(folder: Path) -> WritersRecord:
-    """Return the numbers of a run, new ones for a new run.
+    """Return the identifiers of a run, new ones for a new run.
 
     Raises:
         StateError: The file is not of this release.

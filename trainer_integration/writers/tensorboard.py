@@ -28,7 +28,7 @@ class TensorBoardWriter(MetricWriter):
 
     @override
     def go_back(self, step: int) -> None:
-        # TensorBoard itself drops what it has read of this step and later ones when it meets this mark.
+        # At this mark, TensorBoard itself drops the figures that it has read of this step and later ones.
         mark = SessionLog(status=SessionLog.START)
         self._file.add_event(Event(wall_time=time.time(), step=step, session_log=mark))
 

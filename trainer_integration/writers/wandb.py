@@ -1,4 +1,4 @@
-"""Weights & Biases: offline unless it is asked for otherwise; ``wandb sync RUN/wandb/offline-run-*`` sends a run."""
+"""Weights & Biases: offline unless configured otherwise; ``wandb sync RUN/wandb/offline-run-*`` sends a run."""
 
 import os
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ _STEP = "step"
 
 
 class WandbWriter(MetricWriter):
-    """Writes a run of its own for each launch, all under one number."""
+    """Writes a separate run for each launch, all under one identifier."""
 
     def __init__(self, folder: Path, config: WandbConfig) -> None:
-        # Left out, they are wandb's to find in its own variables.
+        # If left out, wandb finds them in its own variables.
         server = {} if config.base_url is None else {"base_url": config.base_url}
         self._run = wandb.init(
             project=config.project or os.environ.get("WANDB_PROJECT", _PROJECT),
@@ -32,11 +32,11 @@ class WandbWriter(MetricWriter):
             name=config.name or os.environ.get("WANDB_NAME", folder.resolve().name),
             dir=str(folder),
             mode=config.mode or os.environ.get("WANDB_MODE", "offline"),
-            # Later launches go on under the same number.
+            # Later launches continue under the same identifier.
             resume="allow",
             settings=wandb.Settings(
                 **server,
-                # Neither command lines nor packages nor output of the machine leave it: they may hold secrets.
+                # Command lines, packages and output stay on the machine, because they may contain secrets.
                 silent=True,
                 console="off",
                 disable_code=True,
@@ -46,7 +46,7 @@ class WandbWriter(MetricWriter):
                 x_save_requirements=False,
             ),
         )
-        # By a column, not by wandb's own count, which takes no step again.
+        # By a column, not by wandb's own count, which does not accept a step twice.
         self._run.define_metric("*", step_metric=_STEP)
 
     @override
@@ -55,10 +55,11 @@ class WandbWriter(MetricWriter):
 
     @override
     def go_back(self, step: int) -> None:
-        """Nothing: a step that is trained again has two rows, and its column says so."""
+        """Do nothing: a step that is trained again has two rows, and its column shows it."""
 
     @override
     def close(self) -> None:
         self._run.finish()
-        if wandb.run is None:  # no run of the program's own: nothing else needs wandb's process
+        # Without a run of the program's own, nothing else needs wandb's process.
+        if wandb.run is None:
             wandb.teardown()
