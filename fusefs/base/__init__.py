@@ -1,1 +1,1 @@
-"""What every room uses: serial executors, pools of threads, huge pages."""
+"""Modules that every room uses: serial executors, pools of threads, huge pages."""

@@ -106,17 +106,17 @@ class ByteBudget:
 
 
 def wait_all(futures: Sequence[Future[None]]) -> None:
-    """Wait until all are done; after one that failed, those not begun are cancelled.
+    """Wait until all futures are done; after a failure, cancel the calls that have not begun.
 
-    None runs any more when this returns or raises, so memory they fill may be let go.
+    When this returns or raises, none of the calls still runs, so the caller may free the memory that they fill.
 
     Raises:
-        Exception: What the first one raised, in the order given.
+        Exception: The exception of the first future that failed, in the order given.
     """
     _, others = wait(futures, return_when=FIRST_EXCEPTION)
     for future in others:
         future.cancel()
-    # A call that runs cannot be cancelled, and may still write to memory that the caller is about to let go.
+    # A running call cannot be cancelled, and may still write to memory that the caller is about to free.
     wait(others)
     for future in futures:
         if not future.cancelled():

@@ -23,8 +23,8 @@ class CallPool(ThreadPoolExecutor):
         try:
             super()._adjust_thread_count()
         except RuntimeError:
-            # The system gives no further thread. The call is queued by now, and those that are there come to it:
-            # whoever heard that it is refused would have it carried out all the same, beside what they do instead.
+            # The system refuses another thread. The call is already queued, and the existing threads will run it. An
+            # error here would make the caller do something else while the call runs all the same.
             if self._threads:
                 return
             self._work_queue.get_nowait()
