@@ -45,7 +45,7 @@ def serve(
     """
     options = options or BridgeOptions()
     target = os.path.realpath(mountpoint)
-    # A second mount would hide the first, whose daemon nobody could ask to end by its place.
+    # A second mount would hide the first, and nobody could then reach the first mount's daemon by its mount point.
     if not options.take_over and fuse_mount_at(target) is not None:
         # An image keeps no state to hand over: no remedy is named that would be refused.
         can_go_on = type(filesystem).handed_over is not FileSystem.handed_over

@@ -1,1 +1,1 @@
-"""What a file system is to a binding, and what a handler may wait for."""
+"""The interface of a file system to a binding, and the futures that a handler may wait for."""

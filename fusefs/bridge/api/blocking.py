@@ -20,17 +20,17 @@ Result = TypeVar("Result")
 
 
 class BlockingFileSystem(Protocol):
-    """A read-only tree of files with ordinary calls. Calls not ``inline`` come from several threads at once.
+    """A read-only tree of files with blocking calls. Calls not in ``inline`` come from several threads at once.
 
-    Errors are those of ``FileSystem``.
+    The calls raise the errors of ``FileSystem``.
     """
 
     inline: ClassVar[frozenset[str]] = frozenset()
     """Names of calls that never wait: they run on the mount's own thread."""
     never_changes: ClassVar[bool] = False
-    """Whether names and bytes stay what they are, so that the kernel may keep listings and pages."""
+    """Whether names and bytes never change, so that the kernel may keep listings and pages."""
     unasked: frozenset[str] = frozenset()
-    """As that of ``FileSystem``."""
+    """Same as ``FileSystem.unasked``."""
 
     def lookup(self, parent: int, name: bytes) -> Entry:
         """Find a name in a directory; an ``Entry`` of inode 0 lets the kernel remember that it is not there."""
@@ -48,7 +48,7 @@ class BlockingFileSystem(Protocol):
         """Open a file."""
 
     def try_read(self, handle: int, offset: int, size_bytes: int) -> Data | None:
-        """Return a range that is at hand; None where ``read`` would wait. Never waits itself."""
+        """Return a range that is in memory; None if ``read`` would have to wait. This call never waits."""
 
     def read(self, handle: int, offset: int, size_bytes: int) -> Data:
         """Return a range, cut at the end of the file and nowhere else."""
@@ -81,7 +81,7 @@ class Threaded(FileSystem):
 
     def close(self) -> None:
         """End the worker threads."""
-        # The mount is gone: nobody waits for what has not begun.
+        # The mount is gone, so nobody waits for calls that have not begun.
         self._pool.shutdown(cancel_futures=True)
 
     @override
@@ -89,7 +89,7 @@ class Threaded(FileSystem):
         self.kernel = kernel
 
     async def _call(self, call: Callable[..., Result], *arguments: Any) -> Result:  # noqa: ANN401 -- any call's
-        # By name: a bound method is another object each time that it is asked for.
+        # Compare names, because each access to a bound method makes a new object.
         if call.__name__ in self._blocking.inline:
             return call(*arguments)
         return await in_thread(self._pool, call, *arguments)
@@ -108,7 +108,8 @@ class Threaded(FileSystem):
 
     @override
     async def opendir(self, inode: int) -> Opened:
-        # Whole, at the open: the kernel goes on by the number of a line, which must stay that of its name.
+        # Read the whole listing when it is opened: the kernel continues from an entry's number, which must keep its
+        # name.
         listing = await self._call(self._blocking.listing, inode)
         self._next_listing += 1
         self._listings[self._next_listing] = listing

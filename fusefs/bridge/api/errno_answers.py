@@ -37,7 +37,7 @@ def errno_answered(request: str, error: BaseException) -> int:
         error: What the handler raised.
     """
     if isinstance(error, OSError | OmniloadError | ValueError):
-        # 0 would be an answer: of a read, the end of the file.
+        # Errno 0 would be a valid answer: for a read, the end of the file.
         number = errno_of(error) or errno.EIO
         # A name that is not there is every day's; only what a user should act on is worth a line.
         level = _LOG.error if isinstance(error, OmniloadError) else _LOG.debug

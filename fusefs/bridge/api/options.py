@@ -1,4 +1,4 @@
-"""What a user may set about the kernel's side of a mount, whatever file system it shows."""
+"""The user's options for the kernel's side of a mount, whatever file system it shows."""
 
 from typing import Literal
 

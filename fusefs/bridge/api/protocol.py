@@ -1,20 +1,20 @@
-"""What a file system is to the kernel bindings: the seam between handlers and FUSE.
+"""The interface of a file system to the kernel bindings: the seam between handlers and FUSE.
 
 A file system is a class with the calls below. It knows neither pyfuse3 nor /dev/fuse nor
 an event loop; ``fusefs.bridge.server.serve`` shows it at a mount point through either
-binding. Numbers of inodes and handles are its own: 1 is the root, every other number is
-whatever it likes above that.
+binding. The file system chooses the numbers of its inodes and handles. Inode 1 is the root;
+every other inode may have any number above 1.
 
 *Waiting.* Calls without ``async`` answer at once. The others may await
 ``waiting.result_of(future)``, ``waiting.all_done(futures)`` and ``waiting.in_thread(...)``,
-nothing else: that is all a binding can wait for. A call that awaits nothing costs no task.
-A file system whose calls simply block is adapted by ``blocking.Threaded``.
+and nothing else, because a binding can wait for nothing else. A call that awaits nothing costs no task.
+``blocking.Threaded`` adapts a file system whose calls block.
 
-*Errors.* An ``OSError`` reaches the caller with its errno; ``OmniloadError`` and
-``ValueError`` by the table of ``fusefs.bridge.api.errno_answers``; anything else is logged as a defect and
-becomes ``EIO``. None ends the mount.
+*Errors.* An ``OSError`` reaches the caller with its errno. ``OmniloadError`` and
+``ValueError`` become an errno by the table of ``fusefs.bridge.api.errno_answers``. Anything else is
+logged as a defect and becomes ``EIO``. No error ends the mount.
 
-*One at a time.* All calls of one mount run on one thread; another call may run wherever one awaits.
+*One at a time.* All calls of one mount run on one thread. While one call awaits, another may run.
 """
 
 # ruff: noqa: ARG002 -- the signatures are the point
@@ -58,14 +58,14 @@ class Entry(NamedTuple):
     uid: int = 0
     gid: int = 0
     rdev: int = 0
-    """Of a device node, as ``os.makedev`` makes it."""
+    """Number of a device node, as ``os.makedev`` makes it."""
     mtime_ns: int = 0
     atime_ns: int | None = None
     """None: as ``mtime_ns``."""
     ctime_ns: int | None = None
-    """None: as ``mtime_ns``."""
+    """Change time in nanoseconds; None: the same as ``mtime_ns``."""
     block_bytes: int = 4096
-    """What ``st_blksize`` recommends to readers."""
+    """Block size that ``st_blksize`` recommends to readers."""
     entry_timeout_s: float = 1.0
     """How long the kernel may assume that the name leads to this inode."""
     attr_timeout_s: float = 1.0
@@ -77,7 +77,7 @@ class Opened(NamedTuple):
     """An open file or directory."""
 
     handle: int
-    """Of no other file or directory that is open."""
+    """Number of the open file or directory; no other one that is open has the same number."""
     keep_cache: bool = False
     """Whether what the kernel's page cache holds of the inode is still right."""
     direct_io: bool = False
@@ -97,7 +97,7 @@ class Named(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What ``setattr`` shall change; None leaves a field as it is."""
+    """Changes that ``setattr`` makes; None leaves a field unchanged."""
 
     size_bytes: int | None = None
     mode: int | None = None
@@ -119,7 +119,7 @@ class Space(NamedTuple):
 
 
 class Kernel(Protocol):
-    """What a binding offers its file system."""
+    """The calls that a binding offers to its file system."""
 
     @property
     def can_pass_through(self) -> bool:
@@ -143,9 +143,9 @@ class FileSystem(Protocol):
     stacked on the mount."""
 
     unasked: frozenset[str] = frozenset()
-    """What the kernel need not ask, as far as the binding can pass it on: ``open``, where an inode is the handle
-    of its file, nothing is kept of an open one, and the kernel's cache of it stays right; ``getxattr``, where
-    nothing has an attribute."""
+    """Requests that the kernel need not send, if the binding can tell it so. ``open``: each inode is the handle of
+    its file, an open file has no state, and the kernel's cache of it stays valid. ``getxattr``: nothing has an
+    attribute."""
 
     def connected(self, kernel: Kernel) -> None:
         """Learn what the binding can do; called once before the first request."""
@@ -265,9 +265,9 @@ class FileSystem(Protocol):
         raise _read_only()
 
     async def flush(self, handle: int) -> None:
-        """A descriptor of the handle is closed; an error is that of ``close``.
+        """Act on the close of one descriptor of the handle; an error becomes the result of ``close``.
 
-        Not asked, where the kernel can leave it out, of a handle whose open ``only_reads`` and made nothing.
+        The kernel skips this call, where it can, for a handle whose open ``only_reads`` and created nothing.
         """
         del handle
 

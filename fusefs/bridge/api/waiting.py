@@ -1,8 +1,8 @@
-"""What a handler may wait for, and how a binding waits for it: futures, nothing else.
+"""Futures: all that a handler may wait for, and how a binding waits for them.
 
 A handler is a coroutine that yields a ``concurrent.futures.Future`` wherever it waits. So
-a binding needs three lines to run one: send, wait for the future it yields, send again.
-One that yields none is finished by the first ``send``: no task, no loop.
+a binding needs three lines to run a handler: send, wait for the future that it yields, send again.
+A handler that yields no future is finished by the first ``send``, without a task or a loop.
 """
 
 from collections.abc import Callable, Coroutine, Generator, Iterable

@@ -77,7 +77,7 @@ def attach(target: str, options: BridgeOptions, name: str) -> int:
     device = attach_as_root(target, options, name) if os.geteuid() == 0 else None
     if device is None:
         device = _attach_as_user(target, options, name)
-    # What poll announces may be gone by the read: its caller was interrupted.
+    # A request that poll announced may be gone at the read, because its caller was interrupted.
     os.set_blocking(device, False)
     return device
 
@@ -97,10 +97,10 @@ def _words(options: BridgeOptions) -> list[str]:
 
 
 def attach_as_root(target: str, options: BridgeOptions, name: str) -> int | None:
-    """Mount by mount(2); return None where it refuses and fusermount3 may be asked.
+    """Mount by mount(2); return None where the system refuses and fusermount3 may be asked.
 
     Raises:
-        StateError: There is no device, or nobody else to ask.
+        StateError: There is no device, or there is no fusermount3 to ask.
     """
     try:
         device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
@@ -135,7 +135,7 @@ def _attach_as_user(target: str, options: BridgeOptions, name: str) -> int:
     with ours, theirs:
         done = subprocess.run(
             [tool, "-o", ",".join(given), "--", target],
-            # Where fusermount3 sends the descriptor: it may not keep it, and we may not open it.
+            # fusermount3 sends the descriptor to this socket: it may not keep the device, and we may not open it.
             env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
             pass_fds=[theirs.fileno()],
             capture_output=True,
@@ -153,7 +153,7 @@ def _attach_as_user(target: str, options: BridgeOptions, name: str) -> int:
 
 
 class Agreement(NamedTuple):
-    """What one connection does."""
+    """The protocol features that the kernel and this process agreed on for one connection."""
 
     reply: bytes
     """Body of the answer to INIT."""
@@ -203,9 +203,9 @@ def serve(
     ready: Callable[[], None],
     let_go: Callable[[], None],
 ) -> None:
-    """Mount, answer until unmounted or asked to end, unmount; as ``fusefs.bridge.server.serve``.
+    """Mount, answer until unmounted or asked to end, unmount; see ``fusefs.bridge.server.serve``.
 
-    With ``take_over``, go on with the mount another process has there instead of mounting.
+    With ``take_over``, continue the mount of another process instead of mounting.
     """
     target = os.path.realpath(mountpoint)
     connection = (
@@ -274,7 +274,7 @@ def _taken_over(target: str, filesystem: FileSystem) -> _Connection:
     except BaseException:
         taken.decline()
         raise
-    # Last of all: what can fail has been done, for from the answer on nobody else serves the mount.
+    # Confirm last, after everything that can fail: from the confirmation on, no other process serves the mount.
     taken.confirm()
     return connection
 

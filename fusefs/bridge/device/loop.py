@@ -1,18 +1,18 @@
 """The loop of one mount: takes requests from /dev/fuse, runs their handlers, writes the replies.
 
-One thread for all handlers. A handler that waits for nothing is answered where it stands: one ``poll``, one
-``readv``, one ``writev`` of the memory its bytes lie in. One that waits is put aside with
-the future it waits for; the thread that finishes the future wakes the loop through an eventfd.
+One thread runs all handlers. A handler that does not wait is answered at once: one ``poll``, one
+``readv``, one ``writev`` of the memory that holds its bytes. A handler that waits is put aside with
+its future; the thread that finishes the future wakes the loop through an eventfd.
 
-A caller that is being killed while its request waits is let go: the kernel says so by
-INTERRUPT, the request is answered with EINTR at once, and what its handler finds later is
-dropped. Only requests that change nothing are given up so; and only for a caller that will
-die, since programs seldom expect EINTR of a read.
+When a caller is being killed while its request waits, the kernel sends INTERRUPT. The request is then
+answered with EINTR at once, and the later result of its handler is dropped. This is done only for
+requests that change nothing, and only for callers that will die, because programs seldom expect
+EINTR from a read.
 
-Writing a large reply is a copy by the kernel, which needs no interpreter. While the only
-reader waits for it there is nothing else to do, so it is done in place. When another
-request waits already, the copy goes to a thread and the loop goes on: with two readers and
-two cores that reads 1.4 to 2.6 times as much (1 MiB, from memory), and one reader as much as before.
+Writing a large reply is a copy by the kernel, which does not need the interpreter. While the only
+reader waits for the reply there is nothing else to do, so the loop writes it itself. When another
+request already waits, a thread makes the copy and the loop continues. With two readers and
+two cores, this reads 1.4 to 2.6 times as much (1 MiB, from memory); a single reader reads as much as before.
 """
 
 import errno
@@ -43,7 +43,7 @@ _LARGE_BYTES = 128 << 10
 _Reply = tuple[int, Data]
 _HEADER = IN_HEADER.size
 REQUEST_BYTES = (1 << 20) + 4096
-"""Of the largest request this binding agrees to: what a write brings, and its headers."""
+"""Size of the largest request that this binding agrees to: the data of a write, and its headers."""
 _LET_GO = frozenset(
     {
         Opcode.LOOKUP,
@@ -65,7 +65,7 @@ class Replies:
 
     Args:
         device: /dev/fuse.
-        num_threads: Copies beside the loop's own; threads start when first needed.
+        num_threads: Threads that write replies in addition to the loop; they start when first needed.
     """
 
     def __init__(self, device: int, num_threads: int) -> None:
@@ -117,7 +117,8 @@ class Replies:
             try:
                 thread.start()
             except RuntimeError as error:
-                # The system gives none: a mount must not end for it. Those that there are may have it.
+                # The system refuses another thread. The mount must not end for this; existing threads may take the
+                # reply.
                 _LOG.debug("no further thread writes replies: %s", error)
             else:
                 self._threads.append(thread)
@@ -143,7 +144,7 @@ class Replies:
         try:
             os.writev(self._device, parts)
         except OSError as error:
-            # ENOENT, ENODEV: nobody waits for it any more, or the mount is gone.
+            # ENOENT, ENODEV: the caller no longer waits for the reply, or the mount is gone.
             if error.errno not in {errno.ENOENT, errno.ENODEV}:
                 _LOG.error("a reply of %s bytes was refused: %s", sum(map(len, parts)), error)
                 self._refuse(unique)
@@ -175,7 +176,7 @@ class Loop:
         device: /dev/fuse, mounted and agreed upon; does not block.
         filesystem: Gets forgotten inodes.
         requests: What answers everything else.
-        request_bytes: Of the largest request that was agreed upon; the kernel fills no smaller buffer.
+        request_bytes: Size of the largest request that was agreed on; the kernel rejects a smaller buffer.
     """
 
     def __init__(
@@ -224,7 +225,7 @@ class Loop:
         return not self._tasks.waiting and self._replies.finish(max(0.0, until - time.monotonic()))
 
     def once(self, timeout_ms: float | None) -> None:
-        """Wait for events no longer than so many milliseconds, and carry out what they ask."""
+        """Wait at most ``timeout_ms`` milliseconds for events, and act on them."""
         self._poller.wait(timeout_ms)
         if self._tasks.interrupted:
             self._tasks.release_dying()
@@ -235,7 +236,7 @@ class Loop:
         self._replies.close()
 
     def take_requests(self, *, on: bool) -> None:
-        """Go on with new requests, or leave them with the kernel."""
+        """Start or stop reading new requests; while stopped, requests stay in the kernel."""
         if on:
             self.watch(self._device, self._take)
         else:
@@ -269,11 +270,11 @@ class Loop:
 
 
 class _Tasks:
-    """Handlers: run where they stand, put aside while they wait, answered when they end. On the loop's thread.
+    """Runs handlers, puts them aside while they wait, and answers when they end. Used on the loop's thread.
 
     Args:
-        replies: Of the connection.
-        filesystem: Gets inodes that were found too late for the kernel.
+        replies: Replies of the connection.
+        filesystem: Is told to forget inodes that were found too late for the kernel.
     """
 
     def __init__(self, replies: Replies, filesystem: FileSystem) -> None:
@@ -281,9 +282,9 @@ class _Tasks:
         self._filesystem = filesystem
         self.poller = Poller(self._resume)
         self.waiting: dict[int, _Task] = {}
-        """By the number of their request."""
+        """Handlers that wait, by the number of their request."""
         self.interrupted: set[int] = set()
-        """Of those that wait, whose caller may be about to die."""
+        """Numbers of waiting requests whose caller may be about to die."""
         self._ready: deque[_Task] = deque()
 
     def run(self, task: _Task) -> None:
@@ -352,13 +353,13 @@ def _forget(filesystem: FileSystem, inode: int, lookups: int) -> None:
 
 
 def _is_dying(thread: int) -> bool:
-    """Whether a thread has SIGKILL pending, which every fatal signal becomes, or is gone."""
+    """Return whether a thread is gone or has SIGKILL pending, which every fatal signal becomes."""
     if not thread:
-        return False  # of another PID namespace: nothing is known of it
+        return False  # the thread is in another PID namespace, so nothing is known of it
     try:
         lines = Path(f"/proc/{thread}/status").read_text(encoding="utf-8").splitlines()
     except OSError:
-        # Gone: nobody will take the answer.
+        # The thread is gone, so nobody will take the answer.
         return True
     pending = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
     return any(mask & _SIGKILL_BIT for mask in pending)

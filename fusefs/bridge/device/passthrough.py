@@ -108,7 +108,7 @@ class Passthrough:
         """Go on from ``state``."""
         self._backings = {i: _Backing(number, opens) for i, number, opens in state["backings"]}
         self._inodes = {pair[0]: pair[1] for pair in state["handles"]}
-        # Not sent, as it follows: whatever is open without a backing file is read here.
+        # The state does not list these inodes: an open file without a backing file is read by this process.
         for inode in self._inodes.values():
             if inode not in self._backings:
                 self._others[inode] = self._others.get(inode, 0) + 1
@@ -120,7 +120,7 @@ class Passthrough:
         try:
             number = fcntl.ioctl(self._device, _BACKING_OPEN, request, True)
         except OSError as error:
-            # Not root, a kernel without it, or a file system that cannot lie below: read it here.
+            # Not root, an old kernel, or a file system that cannot back another one: this process reads the file.
             _LOG.debug("inode %s is not passed through: %s", inode, error)
             self.can_pass_through = False
             return None

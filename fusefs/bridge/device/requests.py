@@ -262,7 +262,7 @@ class _Attributes:
         name, rest = names_of(body, 8, 1)
         value = rest[:size_bytes]
         if flags:
-            # Two calls, and nobody between them: the kernel holds the inode locked over all of setxattr.
+            # No other call can run between these two: the kernel holds the inode's lock during all of setxattr.
             await _check_presence(self._filesystem, inode, name, flags)
         await self._filesystem.setxattr(inode, name, value)
         return b""

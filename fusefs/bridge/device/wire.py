@@ -116,7 +116,7 @@ class Opcode(IntEnum):
 
 
 class Init(IntFlag):
-    """What kernel and daemon agree on; bits from 32 on travel in ``flags2``."""
+    """Features that kernel and daemon agree on; bits from 32 on travel in ``flags2``."""
 
     ASYNC_READ = 1 << 0
     ATOMIC_O_TRUNC = 1 << 3
@@ -172,14 +172,15 @@ def _attr(entry: Entry) -> bytes:
     return _ATTR.pack(
         entry.inode,
         entry.size_bytes,
-        (entry.size_bytes + 511) >> 9,  # of 512 bytes, whatever block is recommended (stat(2))
+        (entry.size_bytes + 511)
+        >> 9,  # in units of 512 bytes, whatever block size is recommended (stat(2))
         *times_s,
         *times_ns,
         entry.mode,
         entry.nlink,
         entry.uid,
         entry.gid,
-        entry.rdev & 0xFFFFFFFF,  # as os.makedev lays out 12 bits of major and 20 of minor
+        entry.rdev & 0xFFFFFFFF,  # os.makedev gives 12 bits to the major number and 20 to the minor
         entry.block_bytes,
         0,
     )
@@ -220,7 +221,7 @@ def space_reply(space: Space) -> bytes:
     return _STATFS_OUT.pack(
         space.blocks,
         space.free_blocks,
-        space.free_blocks,  # to users as well: no store keeps any back for root
+        space.free_blocks,  # free to users as well: no store reserves blocks for root
         space.inodes,
         space.free_inodes,
         space.block_bytes,

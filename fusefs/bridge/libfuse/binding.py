@@ -69,7 +69,7 @@ def _change(attr: pyfuse3.EntryAttributes, fields: pyfuse3.SetattrFields) -> Cha
 class _Requests(pyfuse3.Operations):
     """pyfuse3's names for the calls of a ``FileSystem``."""
 
-    # What INIT agrees to outlives this process: none of it may differ from what the device binding does.
+    # The agreement of INIT outlives this process, so it must equal the one of the device binding.
     supports_dot_lookup = False
     enable_writeback_cache = False
     enable_acl = False
@@ -261,7 +261,7 @@ class _Requests(pyfuse3.Operations):
 
 
 class _Libfuse:
-    """What libfuse 3 before 3.17 can do: no passthrough."""
+    """The limits of libfuse 3 before 3.17: no passthrough."""
 
     can_pass_through = False
 
@@ -314,9 +314,9 @@ class _Service:
             self._loop.close()
 
     async def _begin(self, ready: Callable[[], None], let_go: Callable[[], None]) -> None:
-        # Asked by a thread, so that the loop answers it. Its answer comes after that of INIT, which
-        # would put read-ahead back to what libfuse asks for. What the answer says does not matter.
-        # A daemon: where the mount ends before it is answered, its process must not wait for it.
+        # A thread makes this call, so that the loop can answer it. The answer comes after INIT, which would reset
+        # read-ahead to the value that libfuse asks for. The content of the answer does not matter. The thread is a
+        # daemon: if the mount ends before the answer, the process must not wait for the thread.
         asking = DaemonPool(1, "bridge-statvfs")
         await all_done((asking.submit(partial(os.statvfs, self._target)),))
         asking.close(0)
@@ -331,16 +331,16 @@ class _Service:
 
 
 def _loop_in_use() -> Loop:
-    """Return the loop that ``serve`` put in the place of trio."""
+    """Return the loop that ``serve`` put in place of trio."""
     loop: Loop = pyfuse3.trio.lowlevel.current_trio_token()  # type: ignore[attr-defined]
     return loop
 
 
 def _largest_request() -> int:
-    """Return the bytes of the largest request libfuse may have agreed to.
+    """Return the size in bytes of the largest request that libfuse may have agreed to.
 
-    It offers a buffer of 256 pages (3.17 and later: of as many as the kernel allows) and one page
-    or 4 KiB for the headers; the kernel refuses to be read with less than what was agreed.
+    libfuse offers a buffer of 256 pages (from 3.17 on, as many as the kernel allows) and one page
+    or 4 KiB for the headers. The kernel rejects reads with a smaller buffer than the agreed size.
     """
     try:
         allowed = int(_MAX_PAGES.read_text(encoding="ascii"))

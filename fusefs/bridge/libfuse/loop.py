@@ -1,15 +1,15 @@
-"""The loop of one libfuse mount: runs pyfuse3's tasks in the place of trio.
+"""The loop of one libfuse mount: runs pyfuse3's tasks in place of trio.
 
-pyfuse3 finds trio through its own module's name ``trio``, which its asyncio layer replaces, too.
-``Loop.as_trio`` stands there. What a request costs is then one ``poll`` and one step of a coroutine, where a
-scheduler for any tasks takes two turns of its own and five calls of the kernel::
+pyfuse3 finds trio through the name ``trio`` of its own module, which its asyncio layer replaces, too.
+``Loop.as_trio`` puts this loop under that name. A request then costs one ``poll`` and one step of a coroutine; a
+scheduler for arbitrary tasks needs two turns of its own and five calls of the kernel::
 
     poll --readable--> the reader reads, and runs its handler --answered--> it waits to read again
                                    |
                                    +--the handler waits for a future--> another worker is the reader
 
-libfuse reads a descriptor that blocks, in the step in which its wait returns. So the reader's wait returns after
-``poll`` alone, and where requests are to be left with the kernel, the descriptor is not watched.
+libfuse reads a descriptor that blocks, in the step in which its wait returns. So the reader's wait returns only
+after ``poll``. While requests should stay in the kernel, the descriptor is not watched.
 """
 
 import time
@@ -29,11 +29,11 @@ Task = Coroutine[Any, None, None]
 
 
 class _For(Enum):
-    """What a task waits for, if it is no future."""
+    """The reason that a task waits, if it does not wait for a future."""
 
     REQUEST = auto()
     TURN = auto()
-    """To be the reader."""
+    """The task waits to become the reader."""
 
 
 class _ClosedResourceError(Exception):
@@ -51,12 +51,12 @@ class _Wait:
 
 
 class Loop:
-    """Runs tasks that wait for requests or for futures. Used on one thread, but for ``end``.
+    """Runs tasks that wait for requests or for futures. All calls but ``end`` are made on one thread.
 
     Args:
         terminate: Ends libfuse's session, and calls ``notify_closing``; called after ``end``.
-        in_use: Returns the loop that stands in the place of trio now. pyfuse3 makes its lock once a process, so a
-            later mount's loop is met through the lock that the first made.
+        in_use: Returns the loop that stands in place of trio now. pyfuse3 makes one lock for the process, so the
+            lock that the first mount made has to find the loop of a later mount.
     """
 
     def __init__(self, terminate: Callable[[], None], in_use: "Callable[[], Loop]") -> None:
@@ -67,7 +67,7 @@ class Loop:
         self.reader = _Reader(self._poller, self._ready, self._step)
         self.take_requests = self.reader.take_requests
         self._nursery_of: dict[Task, _Nursery | None] = {}
-        """Of all tasks."""
+        """Nursery of each task."""
         self._waiting: set[Task] = set()
         """For futures: those whose requests are under way."""
         self._is_ending = False
@@ -109,7 +109,7 @@ class Loop:
         self._ready.append(task)
 
     def once(self, timeout_ms: float | None) -> None:
-        """Wait for events no longer than so many milliseconds, and carry out what follows."""
+        """Wait at most ``timeout_ms`` milliseconds for events, and act on them."""
         self._poller.wait(timeout_ms)
         self._run_ready()
 
@@ -162,12 +162,12 @@ class Loop:
 
 
 class _Reader:
-    """The task that reads the next request, those that wait for their turn to, and the descriptor they read.
+    """The task that reads the next request, the tasks that wait for their turn to read, and the descriptor they read.
 
     Args:
-        poller: Of the loop.
-        ready: Tasks to be carried on.
-        step: Carries one on at once.
+        poller: Poller of the loop.
+        ready: Tasks that are ready to continue.
+        step: Continues a task at once.
     """
 
     def __init__(self, poller: Poller, ready: deque[Task], step: Callable[[Task], None]) -> None:
@@ -195,7 +195,7 @@ class _Reader:
         return self._turns.popleft() if self._turns and not self.is_there else None
 
     def take_requests(self, *, on: bool) -> None:
-        """Go on with new requests, or leave them with the kernel."""
+        """Start or stop reading new requests; while stopped, requests stay in the kernel."""
         self._takes = on
         self.watch()
 
@@ -214,12 +214,12 @@ class _Reader:
             self._task = None
             self._step(reader)
 
-    # What pyfuse3 calls
+    # Calls of pyfuse3
 
     async def wait_readable(self, device: int) -> None:
-        """Wait for a request, of the task that has the turn."""
+        """Wait for a request; called by the task that has the turn."""
         self.device = device
-        # A worker that comes only now would wait for a request that nobody reads any more.
+        # A worker that arrives after the end would wait for a request that no task reads any more.
         if not self._is_closing:
             await _Wait(_For.REQUEST)
         if self._is_closing:
@@ -251,7 +251,7 @@ class _Turn:
 
 
 class _Nursery:
-    """Where pyfuse3 starts its workers; left when all of them have ended, whatever else the loop runs."""
+    """The nursery in which pyfuse3 starts its workers; it ends with the last of them, whatever else the loop runs."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop

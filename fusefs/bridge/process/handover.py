@@ -87,12 +87,12 @@ def listen(target: str) -> socket.socket | None:
 def admitted(
     listener: socket.socket, accepting: AbstractContextManager[object] = _NOTHING_HELD
 ) -> socket.socket | None:
-    """Wait for the next connection, and return the connection if it asks for the mount.
+    """Wait for the next connection, and return it if its peer asks for the mount.
 
-    Blocks, and so belongs into a thread beside the service: a peer may stay silent.
+    This call blocks, because a peer may stay silent, so it belongs in a thread of its own.
 
     Args:
-        listener: Where they ask.
+        listener: Socket that peers connect to.
         accepting: Held while this waits for a connection.
 
     Raises:
@@ -159,7 +159,7 @@ class Door:
         self._listener.close()
         if is_free:
             self._accepting.release()
-        # Not longer: it may wait HELLO_WITHIN_S for a peer that says nothing.
+        # Wait no longer than this: the thread may wait HELLO_WITHIN_S for a peer that says nothing.
         self._thread.join(REST_S)
         while not self._asking.empty():
             self._asking.get_nowait().close()
@@ -241,11 +241,11 @@ def _send_refusal(peer: socket.socket, message: str) -> None:
 
 
 class Taken:
-    """A mount that another process is about to let go.
+    """A mount that another process is about to hand over.
 
     Attributes:
-        device: /dev/fuse; ours to close.
-        state: What the other process sent.
+        device: /dev/fuse; this process closes it.
+        state: The state that the other process sent.
     """
 
     def __init__(self, peer: socket.socket, device: int, state: dict[str, Any]) -> None:
@@ -268,7 +268,7 @@ class Taken:
                 answer, ended = b"", str(error)
             if answer == _YOURS:
                 with suppress(OSError):
-                    self._peer.recv(1)  # nothing: it has let go of the address, too
+                    self._peer.recv(1)  # an empty answer: the peer has released the address, too
                 return
         os.close(self.device)
         if not answer:

@@ -87,7 +87,9 @@ def start_daemon(
         try:
             _give(process, settings)
             answer = pipe.read()
-        except BaseException:  # Ctrl-C above all: nobody would know of the mount
+        except (
+            BaseException
+        ):  # most of all Ctrl-C: the mount would stay, and nobody would know of it
             _take_back(process, mountpoint)
             raise
     if answer != _READY:
@@ -120,7 +122,7 @@ def _begun(
 
 def _give(process: "subprocess.Popen[bytes]", settings: bytes) -> None:
     assert process.stdin is not None
-    # Of one that has ended already the other pipe, or its code, says why.
+    # If the process has already ended, the other pipe or its exit code says why.
     with suppress(BrokenPipeError):
         process.stdin.write(settings)
     with suppress(BrokenPipeError):
@@ -216,7 +218,7 @@ def serve_reporting(
 
     def ready() -> None:
         nonlocal is_ready
-        gc.freeze()  # what is there by now stays, and need not be looked through again and again
+        gc.freeze()  # objects that exist at this point stay, so the collector need not scan them again
         is_ready = True
         try:
             os.write(report_fd, _READY)
@@ -224,8 +226,8 @@ def serve_reporting(
             _LOG.error(
                 "the process that started this mount has gone before it was ready; unmounting"
             )
-            # Either binding, and a watch, end by it as they always do.
-            # Nobody knows of the mount: it would stay for ever.
+            # Both bindings, and a watch, end by this signal as usual. Otherwise the mount would stay forever, because
+            # nobody knows of it.
             os.kill(os.getpid(), signal.SIGTERM)
         finally:
             os.close(report_fd)

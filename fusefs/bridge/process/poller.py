@@ -1,10 +1,10 @@
-"""Descriptors that the one thread of a mount watches, its wake-up by other threads, and how often it looks.
+"""Descriptors that the one thread of a mount watches, its wake-up by other threads, and its busy polling.
 
-A program that opens, writes and closes one file after the other asks again 5 to 15 microseconds after
-each answer. To sleep meanwhile and be woken takes longer than that, most of all in a virtual machine, where an
-idle core is left to the host: of `tar x` on a mount it was a fifth of the time (docs/design/fusefs/0011). So
-the loop looks a few times first, and leaves it be for a while where nothing came: other programs may
-have the cores, or nobody asks.
+A program that opens, writes and closes one file after the other sends its next request 5 to 15 microseconds
+after each answer. To sleep in between and be woken takes longer than that, most of all in a virtual machine,
+which returns an idle core to the host: it cost a fifth of the time of `tar x` on a mount
+(docs/design/fusefs/0011). So the loop polls a few times before it sleeps. If no request comes, it stops polling
+for a while, because other programs may need the cores.
 """
 
 import os
@@ -28,7 +28,7 @@ class BusyPoll:
     """Decides for each wait of a loop.
 
     Args:
-        num_cores: That this process may use; on a single one nobody can ask while the loop looks.
+        num_cores: Cores that this process may use; with a single core, no program can ask while the loop polls.
     """
 
     def __init__(self, num_cores: int | None = None) -> None:
@@ -87,7 +87,7 @@ class Poller:
         self._poll.unregister(descriptor)
 
     def wait(self, timeout_ms: float | None) -> None:
-        """Wait for descriptors no longer than so many milliseconds, and make their calls."""
+        """Wait at most ``timeout_ms`` milliseconds for descriptors, and make their calls."""
         for descriptor, _ in self._readable(timeout_ms):
             call = self._calls_of.get(descriptor)
             if call is not None:
@@ -104,14 +104,14 @@ class Poller:
         return poll(timeout_ms)
 
     def wake(self) -> None:
-        """Have ``wait`` return, and ``woken`` called: from any thread, or from a signal's handler."""
-        # A thread that ends a future late must not ring at a number that is another file's by now.
+        """Make ``wait`` return and call ``woken``; may be called from any thread or signal handler."""
+        # A thread that ends a future late must not write to a descriptor number that another file has taken over.
         with self._open:
             if not self._closed:
                 os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
-        """Wake nobody any more."""
+        """Stop waking the loop."""
         with self._open:
             self._closed = True
             os.close(self._bell)

@@ -1,4 +1,4 @@
-"""What a process does beside answering requests: it ends by a signal, and lets another go on with its mount."""
+"""Duties of a process besides answering requests: end at a signal, and hand its mount over to another process."""
 
 import os
 import signal
@@ -54,7 +54,7 @@ class Serving(Protocol):
         ...
 
     def take_requests(self, *, on: bool) -> None:
-        """Go on with new requests, or leave them with the kernel."""
+        """Start or stop reading new requests; while stopped, requests stay in the kernel."""
         ...
 
     def finish_tasks(self, within_s: float) -> bool:
@@ -75,13 +75,13 @@ class ServedMount:
 
 
 class HandOver:
-    """Lets another process go on with a mount. Used on the thread of its loop.
+    """Hands a mount over to another process. Used on the thread of its loop.
 
     Args:
         mount: The mount.
-        state: What the next process needs of this binding; asked for once no request is under way.
-        over: Called once the mount is the next process's.
-        let_go: As of ``handed_over``.
+        state: Returns the state of this binding for the next process; called once no request is under way.
+        over: Called once the mount belongs to the next process.
+        let_go: Same as for ``handed_over``.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class HandOver:
         if not mount.loop.finish_tasks(FINISH_WITHIN_S):
             raise StateError(f"requests still wait for the store after {FINISH_WITHIN_S:.0f} s")
         handed_state = run_blocking(mount.filesystem.handed_over())
-        # The open file is one for both processes, and the next one must not wait in its reads. Here nobody reads
-        # until this is undone.
+        # Both processes share one open file description, and the next process must not block in its reads. This process
+        # does not read until the flag is set back.
         os.set_blocking(mount.device, False)
         return {"mount": mounted_as(mount.target), "filesystem": handed_state, **self._state()}

@@ -20,7 +20,7 @@ def address_of(kind: str, target: str, uid: int) -> bytes:
     """Return the name at which a mount of a user answers.
 
     Args:
-        kind: Of what it answers.
+        kind: Kind of service that answers at the address.
         target: Real path of the mount point.
         uid: The user of the mount.
     """
@@ -47,6 +47,6 @@ def is_taken(address: bytes) -> bool:
         names = _NAMES.read_text(encoding="ascii", errors="replace")
     except OSError:
         return False
-    # As /proc shows the zero byte that such a name begins with.
+    # /proc shows the zero byte that such a name begins with as "@".
     shown = address.decode().replace("\0", "@")
     return any(line.endswith(f" {shown}") for line in names.splitlines())

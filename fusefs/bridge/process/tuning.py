@@ -14,10 +14,10 @@ _LOG = get_logger(__name__)
 
 
 def holders_of_mount(device: str) -> list[str]:
-    """Return a process of each mount namespace in which a mount still is, by its name and number.
+    """Return one process of each mount namespace that still has a mount, by its name and number.
 
     Args:
-        device: Of the mount, as ``0:41``.
+        device: Device number of the mount, such as ``0:41``.
     """
     found = []
     for folder, mounts in mounts_everywhere():

@@ -49,11 +49,11 @@ def _address(target: str, uid: int) -> bytes:
 class UnmountNotifier:
     """The daemon's side.
 
-    Made before the mount is: from then on the daemon must not ask for its own mount point.
+    Make it before the mount: from the mount on, the daemon must not ask for its own mount point.
 
     Args:
         mountpoint: The mount.
-        about: What is sent at once, beside version and process.
+        about: Facts to send at once, in addition to version and process.
     """
 
     def __init__(self, mountpoint: str, **about: Any) -> None:  # noqa: ANN401 -- JSON values
@@ -89,7 +89,7 @@ class UnmountNotifier:
         ).start()
 
     def let_go(self) -> None:
-        """Answer nobody any more, as another process has the mount; who waits already hears of this one's end."""
+        """Stop answering, because another process has the mount; peers that already wait learn of this one's end."""
         self._has_let_go = True
         if self._listener is None:
             return
@@ -116,7 +116,7 @@ class UnmountNotifier:
             except OSError as error:
                 if self._has_let_go:
                     return
-                if listener.fileno() < 0:  # closed: nobody is answered any more
+                if listener.fileno() < 0:  # closed: no peer is answered any more
                     self._hang_up()
                     return
                 # Out of descriptors, say. The peer stays in the queue, and this thread must not end.
@@ -132,7 +132,7 @@ class UnmountNotifier:
                     raise PermissionError("asked by another user")
                 # Held over both: a daemon that ends in between would miss a peer that has heard the first line.
                 with self._lock:
-                    # Whoever asks what the mount is, or finds it busy, goes again: their ends must not pile up.
+                    # Peers that ask about the mount, or find it busy, leave again: their connections must not pile up.
                     self._waiting = _without_gone(self._waiting)
                     peer.sendall(orjson.dumps(self._about) + b"\n")
                     self._waiting.append(peer)
@@ -152,7 +152,7 @@ def _without_gone(peers: list[socket.socket]) -> list[socket.socket]:
     poll = select.poll()
     for peer in peers:
         poll.register(peer, select.POLLIN)
-    # Nobody says anything here, so what can be read is an end.
+    # Peers send nothing here, so a readable peer has hung up.
     gone = {descriptor for descriptor, _ in poll.poll(0)}
     left = []
     for peer in peers:
