@@ -18,9 +18,9 @@ __all__ = ["Block", "BlockCache", "Data", "PageCacheEstimate"]
 
 Data = bytes | memoryview
 """Bytes of a block; a view where a read brought several blocks."""
-# Keys alone, a few MiB of memory: of blocks of 1 MiB, 64 GiB of the kernel's page cache.
+# Only keys are kept, a few MiB of memory: with blocks of 1 MiB they cover 64 GiB of the kernel's page cache.
 _MOST_KNOWN = 1 << 16
-# After a first loss so many blocks stay here, after each further one twice as many (docs/design/fusefs/0011).
+# Number of blocks that stay here after a first loss; each further loss doubles it (docs/design/fusefs/0011).
 _FIRST_CAUTION = 16
 _MOST_CAUTION = 1024
 
@@ -32,18 +32,18 @@ class Block:
     size_bytes: int
     data: Future[Data] = field(default_factory=Future)
     memory: "_Memory | None" = None
-    """Where it lies, once it is here."""
+    """Memory that holds the block, once it has arrived."""
     unserved_bytes: int = 0
-    """Of those that are here, how many went nowhere yet where they are kept."""
+    """Bytes of the block in memory that were not yet passed to the page cache."""
 
 
 @dataclass(slots=True, eq=False)
 class _Memory:
-    """What one read brought: blocks that come and go together, since they are views of the same memory."""
+    """Memory that one read filled. Its blocks come and go together, because they are views of the same memory."""
 
     keys: tuple[Hashable, ...]
     unserved_bytes: float
-    """Of all its blocks; infinite where they stay here after they were taken."""
+    """Unserved bytes of all its blocks; infinite if the blocks stay here after they were taken."""
 
 
 class BlockCache:
@@ -62,9 +62,9 @@ class BlockCache:
         self._traffic = traffic or Traffic()
         self._lock = threading.Lock()
         self._blocks: Lru[Hashable, Block] = Lru(capacity_bytes)
-        """Those on their way are pinned."""
+        """Blocks by key; blocks that are being fetched are pinned."""
         self.kernel = PageCacheEstimate(_MOST_KNOWN)
-        """What is served; changed by this cache alone. Its ``num_invalidations`` may be read by others."""
+        """Blocks that the kernel was served; only this cache changes it. Others may read its ``num_invalidations``."""
 
     @property
     def used_bytes(self) -> int:
@@ -84,15 +84,15 @@ class BlockCache:
 
         Returns:
             ``(block, True)`` to the one caller that has to ``fill`` or ``fail`` it,
-            ``(block, False)`` to all others, ``(None, False)`` where blocks on their way
-            leave no room (fetch without the cache, or not at all), or where nobody needs it and the
-            kernel has it, as far as is known.
+            ``(block, False)`` to all others. ``(None, False)`` if blocks that are being fetched
+            leave no room (then fetch without the cache, or not at all), or if the block is not needed
+            and the kernel probably has it.
         """
         with self._lock:
             block = self._blocks.get(key)
             if block is not None:
                 return block, False
-            # Asked under the lock: a reader beside this one may just have taken the block, which shows no loss.
+            # Ask under the lock: another reader may just have taken the block, which is not a loss.
             if not needed and self.kernel.has(key):
                 return None, False
             # A block that is not here and was taken before: so the kernel has dropped it.
@@ -126,13 +126,13 @@ class BlockCache:
                 block.data.set_result(data)
 
     def served(self, parts: Iterable[tuple[Hashable, int]]) -> None:
-        """Note that so many bytes of blocks went to where they are kept: to the page cache."""
+        """Note that bytes of blocks went to the page cache, which keeps them."""
         with self._lock:
             for key, size_bytes in parts:
                 block = self._blocks.peek(key)
                 if block is None or block.memory is None:
                     continue
-                # A block that is read twice says nothing of those beside it.
+                # A second read of this block says nothing about its neighbours.
                 new_bytes = min(size_bytes, block.unserved_bytes)
                 block.unserved_bytes -= new_bytes
                 block.memory.unserved_bytes -= new_bytes
@@ -158,9 +158,9 @@ class BlockCache:
         return block is not None and block.data.done()
 
     def drop(self, keys: Iterable[Hashable]) -> int:
-        """Forget blocks that are here, with those that share their memory; return their bytes.
+        """Forget cached blocks, and the blocks that share their memory; return their bytes.
 
-        Blocks on their way stay: somebody waits for them.
+        Blocks that are being fetched stay, because somebody waits for them.
         """
         dropped = 0
         with self._lock:
@@ -175,7 +175,7 @@ class BlockCache:
 def _make_room(
     blocks: Lru[Hashable, Block], capacity_bytes: int, size_bytes: int
 ) -> tuple[bool, int]:
-    """Drop what may go for a block of so many bytes; return whether it fits now, and how many went."""
+    """Drop blocks to make room for ``size_bytes``; return whether it fits now, and how many blocks were dropped."""
     num_dropped = 0
     while blocks.used + size_bytes > capacity_bytes:
         # Blocks on their way are few and recent, so the first that is here is found at once.
@@ -187,7 +187,7 @@ def _make_room(
 
 
 def _drop_with_siblings(blocks: Lru[Hashable, Block], key: Hashable) -> tuple[int, int]:
-    """Drop a block and those that share its memory; return how many, and their bytes."""
+    """Drop a block and the blocks that share its memory; return their number and their bytes."""
     block = blocks.peek(key)
     assert block is not None
     assert block.memory is not None
@@ -226,7 +226,7 @@ class PageCacheEstimate:
     def will_keep(self, keys: Collection[Hashable]) -> bool:
         """Return whether the kernel is trusted with blocks that were just fetched together.
 
-        Asked once for each fetch: it counts those that are withheld.
+        Call this once for each fetch, because it counts the blocks that are withheld.
         """
         if self._num_withheld:
             self._num_withheld = max(0, self._num_withheld - len(keys))

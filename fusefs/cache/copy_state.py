@@ -1,4 +1,4 @@
-"""What a disk cache knows of its copies: of each while it is open, and in an account of all which may stay."""
+"""The state of a disk cache's copies: of each open copy, and an account of all copies that may be evicted."""
 
 from dataclasses import dataclass, field
 
@@ -25,7 +25,7 @@ class Span:
 
 @dataclass(slots=True, eq=False)
 class CopyState:
-    """What is known of one copy, shared by all its open views."""
+    """The state of one copy, shared by all its open views."""
 
     version: CopyVersion
     name: str
@@ -52,7 +52,7 @@ class CopyState:
 
     def borrowed(self) -> CopyFiles | None:
         """Return the files for one more user, which releases them."""
-        # Counted before the lock is let go: whoever evicts the copy then leaves its descriptors open.
+        # Count the user before the lock is released, so that an eviction leaves the descriptors open.
         if self.files is not None:
             self.files.acquire()
         return self.files
@@ -73,7 +73,7 @@ class CopyState:
         self.damaged.add(unit)
 
     def retire(self) -> None:
-        """Let the files go, as soon as nobody uses them."""
+        """Release the files, which close as soon as nobody uses them."""
         if self.files is not None:
             self.files.release()
             self.files = None
@@ -138,7 +138,7 @@ class Ledger:
             Names, least recently used first; they have left the account. None where even
             all that may go would not make room, and then nothing has left.
         """
-        # Not its own: of a file larger than the cap the part that came first stays (docs/design/fusefs/0013).
+        # Never evict the copy itself: the first part of a file larger than the cap stays (docs/design/fusefs/0013).
         gone = self._lines.make_room(size_bytes, but=name)
         return [other for other, _ in gone] if gone is not None else None
 

@@ -35,7 +35,7 @@ class DiskCache:
 
     def __init__(self, directory: str, capacity_bytes: int, traffic: Traffic | None = None) -> None:
         self._stored = threading.Condition()
-        """Of the lock of all that ``_table`` holds; notified when a unit was stored."""
+        """Condition on the lock that guards ``_table``; notified when a unit was stored."""
         ledger = Ledger(capacity_bytes)
         self._table = _CopyTable(DiskDirectory(directory), ledger, traffic or Traffic())
         self._comparing = threading.Lock()
@@ -86,13 +86,13 @@ class DiskCache:
 
 
 class DiskCopy:
-    """One holder's view of a copy. Data is read and written here, beside the lock.
+    """One holder's view of a copy. Data is read and written here, outside the lock.
 
     Args:
-        table: Of all copies.
-        stored: Its lock, and the threads that wait for a unit that another one stores.
-        copy: Which one; this holder is counted.
-        comparing: Of the cache.
+        table: Table of all copies.
+        stored: Condition on the table's lock, on which threads wait for a unit that another thread stores.
+        copy: State of the copy; this holder is already counted.
+        comparing: Lock of the cache's background comparison.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class DiskCopy:
         self._stored = stored
         self._copy = copy
         self.comparing = comparing
-        """Taken by one thread and let go by another: by the task of the background that compares."""
+        """Lock that one thread takes and another releases, the thread of the background comparison."""
         self._lent = False
         self._open = True
 
@@ -124,7 +124,7 @@ class DiskCopy:
         return bool(self._copy.verified_U[unit])
 
     def read(self, spans: Sequence[Span]) -> dict[int, memoryview]:
-        """Return those of adjacent units that are here and whole; one that is damaged is dropped."""
+        """Return the cached and undamaged ones of adjacent units; a damaged unit is dropped."""
         copy = self._copy
         with self._stored:
             files = copy.borrowed()
@@ -209,15 +209,15 @@ class DiskCopy:
 
 
 class _CopyTable:
-    """What is known of all copies, and what may be done to each. Not safe in threads: its owner holds a lock.
+    """States of all copies, and the changes that each allows. Not safe in threads: its owner holds a lock.
 
-    Reads and writes no data; makes files, and takes them from their place.
+    It reads and writes no data, but creates files and moves them away.
     """
 
     def __init__(self, directory: DiskDirectory, ledger: Ledger, traffic: Traffic) -> None:
         self.directory = directory
         self.copies: dict[str, CopyState] = {}
-        """Those that somebody holds."""
+        """Copies that somebody holds, by name."""
         self.is_writable = True
         self.ledger = ledger
         self.traffic = traffic
@@ -253,7 +253,7 @@ class _CopyTable:
         """Note what was found of units that were read from ``files``; damaged ones are dropped."""
         if copy.files is files:
             copy.verified_U[sound] = True
-            # But for those of which another reader met the same damage.
+            # Except units in which another reader met the same damage.
             for unit in damaged:
                 if not copy.checksums_U[unit]:
                     continue
@@ -272,7 +272,7 @@ class _CopyTable:
 
         What is second is still to be removed.
         """
-        # What is no longer open here may be open anew: files have one state at a time.
+        # A copy that was closed here may have been opened again, with a new state: files have one state at a time.
         is_current = self.copies.get(copy.name) is copy
         # A refusal ends writing until the next start: a full disk would be asked again for every unit.
         if not self.is_writable or not is_current or copy.checksums_U[span.unit]:
@@ -340,8 +340,8 @@ class _CopyTable:
         return self.directory.set_aside(name)
 
     def close(self) -> None:
-        """Keep and read nothing more."""
-        # What still runs in a thread finds a table that takes nothing, and files that stay open for it.
+        """Stop keeping and reading copies."""
+        # Threads that still run find a table that accepts nothing, and files that stay open for them.
         self.is_writable = False
         for copy in self.copies.values():
             copy.retire()

@@ -34,7 +34,7 @@ Stamp = tuple[int, int, int]
 
 
 class CopyFiles:
-    """Open descriptors of one copy. Whoever opened them is their first user; the last one closes them.
+    """Open descriptors of one copy. The opener is their first user; the last user closes them.
 
     Not safe in threads by itself: its cache counts users under a lock.
     """
@@ -91,7 +91,7 @@ class CopyFiles:
 
     def reopened(self) -> int:
         """Open the data for reading only, as a description of its own."""
-        # Not dup, which would share the position and the right to write.
+        # Do not dup, which would share the position and the right to write.
         return os.open(f"/proc/self/fd/{self._data}", os.O_RDONLY | os.O_CLOEXEC)
 
     def stamp(self) -> Stamp:
@@ -225,7 +225,7 @@ class DiskDirectory(CopyFolder):
     def __init__(self, path: str) -> None:
         super().__init__(Path(path))
         try:
-            # Copies bear no modes of their files: nobody else may look in.
+            # Copies do not carry the modes of their files, so no other user may look in.
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Files are removed here without a question, so nothing but a cache of ours may lie in it.
             if not (self._root / MARKER).exists() and any(self._root.iterdir()):
@@ -233,7 +233,7 @@ class DiskDirectory(CopyFolder):
                     f"disk cache {path!r} holds something else; give an empty or new directory"
                 )
             _check_owner(path, self._root.stat())
-            # Whoever could write here before us may have left a link to a file of ours, or a pipe.
+            # A user who could write here earlier may have left a link to one of our files, or a pipe.
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             self._marker = os.open(self._root / MARKER, flags, 0o600)
         except OSError as error:
@@ -269,7 +269,7 @@ class DiskDirectory(CopyFolder):
             else:
                 # New, or its maker was killed here: nothing else was made yet.
                 os.pwrite(self._marker, encode_marker(), 0)
-            # What a killed process had not removed yet.
+            # Remove what a killed process did not remove.
             shutil.rmtree(self._root / LEAVING, ignore_errors=True)
             for folder in (COPIES, LEAVING):
                 (self._root / folder).mkdir(exist_ok=True)
@@ -281,12 +281,12 @@ class DiskDirectory(CopyFolder):
         os.close(self._marker)
 
     def found(self) -> list[tuple[str, int]]:
-        """Return the copies that lie here, least recently used first, and their bytes on the disk.
+        """Return the copies in the directory, least recently used first, and their bytes on the disk.
 
-        What is no whole pair of files, of whatever a crash left, is removed.
+        Anything that is not a complete pair of files, such as the rest of a crash, is removed.
 
         Raises:
-            ConfigError: The directory cannot be read; it is let go.
+            ConfigError: The directory cannot be read; its lock is released.
         """
         try:
             return list(self._found())

@@ -1,9 +1,9 @@
-"""What lies in the directory of a disk cache, byte by byte: docs/design/fusefs/0013-fusefs-disk-cache.md.
+"""Files in the directory of a disk cache, byte by byte: docs/design/fusefs/0013-fusefs-disk-cache.md.
 
-A copy is two files: ``NAME.data`` is the version of a file as it is, sparse where units are
-missing, and ``NAME.map`` a header and one checksum per unit, 0 for a unit that is not there.
-No byte is used because it lies there: a header must equal the one expected, a unit its
-checksum. So no write needs to be ordered or synced, whenever the process or machine ends.
+A copy is two files. ``NAME.data`` is the version of a file as it is, sparse where units are
+missing. ``NAME.map`` is a header and one checksum per unit, 0 for a missing unit.
+No byte is trusted because it is in the file: a header must equal the expected header, and a unit must
+match its checksum. So no write needs to be ordered or synced, whenever the process or machine ends.
 """
 
 import struct
@@ -76,7 +76,7 @@ def map_bytes(num_units: int) -> int:
 
 
 def num_units_of(size_bytes: int) -> int:
-    """Return the units of a map of so many bytes."""
+    """Return the number of units that a map of ``size_bytes`` describes."""
     return (size_bytes - HEADER_BYTES) // 8
 
 
@@ -93,12 +93,12 @@ def room_for(offset: int, size_bytes: int) -> int:
 
 
 def size_in_map(head: bytes, table_bytes: int, name: str) -> int | None:
-    """Return the bytes of the version whose map this is; None if it is not whole, or not of ``name``.
+    """Return the bytes of the version that a map describes; None if the map is incomplete, or not of ``name``.
 
     Args:
-        head: Its first ``HEADER_BYTES``.
-        table_bytes: Bytes of all of it.
-        name: Of the copy.
+        head: First ``HEADER_BYTES`` of the map.
+        table_bytes: Bytes of the whole map.
+        name: Name of the copy.
     """
     if len(head) < HEADER_BYTES:
         return None

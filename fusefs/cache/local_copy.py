@@ -50,7 +50,7 @@ class LocalCopy:
     ) -> None:
         self.copy = copy
         self.version = version
-        # By the piece itself: several pieces may be ranges of one segment, and bear one key.
+        # Keyed by the piece's identity, because several pieces may be ranges of one segment, with one key.
         self._first_of: dict[int, int] = {}
         self._pieces = list(pieces)
         first = 0
@@ -75,7 +75,7 @@ class LocalCopy:
         return span.size_bytes == whole and self.copy.has(span.unit)
 
     def read(self, piece: FileSegment, units: Sequence[int]) -> dict[int, memoryview]:
-        """Return those of whole units that follow each other that are here undamaged."""
+        """Return the cached and undamaged ones of adjacent whole units."""
         spans = [self.span(piece, unit)[0] for unit in units]
         found = self.copy.read(spans)
         return {
