@@ -1,1 +1,1 @@
-"""What lies at a path, byte by byte: manifests, layouts, attributes, segments. Arithmetic."""
+"""Files at a path, byte by byte: manifests, layouts, attributes, segments. Arithmetic."""

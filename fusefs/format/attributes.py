@@ -1,4 +1,4 @@
-"""What a file has beside its bytes, and the manifest that carries both."""
+"""Attributes of a file besides its bytes, and the manifest that carries both."""
 
 import errno
 import time
@@ -13,12 +13,12 @@ from fusefs.format.manifest_header import check_xattrs_fit
 __all__ = ["PLAIN_MODE", "Attributes", "checked_xattrs", "encoded", "manifest_for"]
 
 PLAIN_MODE = 0o644
-"""Of a file that was given none."""
+"""Mode of a file that was given none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attributes:
-    """What a file has beside its bytes; defaults need no manifest."""
+    """Attributes of a file besides its bytes; default values need no manifest."""
 
     mode: int | None = None
     mtime_ns: int | None = None
@@ -32,12 +32,12 @@ class Attributes:
 
     @property
     def given(self) -> dict[str, Any]:
-        """What is not None, by name: what changes of a manifest, or of other attributes."""
+        """Attributes that are not None, by name: the fields to change in a manifest, or in other attributes."""
         named = {"mode": self.mode, "mtime_ns": self.mtime_ns, "xattrs": self.xattrs}
         return {name: value for name, value in named.items() if value is not None}
 
     def over(self, known: Manifest | None) -> "Attributes":
-        """Return the attributes of a version that follows ``known``: these, and what it had beside."""
+        """Return the attributes of the version after ``known``: these, and for the rest those of ``known``."""
         if known is None:
             return self
         # A mode like any file's needs no manifest: the next version may be plain again.

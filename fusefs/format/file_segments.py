@@ -1,4 +1,4 @@
-"""What a file is made of: ranges of striped segments, a plain file, or bytes at hand."""
+"""Pieces of a file: ranges of striped segments, a plain file, or bytes in memory."""
 
 import bisect
 from collections.abc import Callable, Iterator, Sequence
@@ -56,8 +56,8 @@ class FileSegment:
 
     @classmethod
     def of_bytes(cls, data: bytes, start: int) -> "FileSegment":
-        """Return the piece of a file whose bytes are at hand."""
-        # The largest unit there is: bytes at hand are hardly ever more than one.
+        """Return the piece of a file whose bytes are in memory."""
+        # Use the largest possible unit: bytes in memory are rarely more than one.
         layout = StripeLayout(MAX_UNIT_BYTES, 1)
         return cls(start=start, size_bytes=len(data), layout=layout, key="", path_of=str, data=data)
 

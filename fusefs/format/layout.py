@@ -1,4 +1,4 @@
-"""Where the bytes of a striped segment lie: units dealt round-robin over objects.
+"""Places of the bytes of a striped segment: units dealt round-robin over objects.
 
 Stripe unit ``u`` lies in object ``u % stripe_count``. With a unit of 4 bytes and 3
 objects, the segment ``0123456789abcdef`` becomes::
@@ -7,7 +7,7 @@ objects, the segment ``0123456789abcdef`` becomes::
     object 1   4567
     object 2   89ab
 
-Units of one object that follow each other lie side by side in it, so a window of
+Units that follow each other in one object are adjacent in it, so a window of
 many units costs one ranged read per object.
 """
 

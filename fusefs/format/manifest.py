@@ -39,7 +39,7 @@ __all__ = ["Manifest", "Segment", "decode_manifest", "encode_manifest", "unit_ch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """What a file shows of bytes striped in one go: all of them, or a range after some were replaced.
+    """The part that a file shows of bytes striped in one go: all bytes, or a range after some were replaced.
 
     Its objects are named by ``segment_id`` and never change.
     """
@@ -146,9 +146,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
         OSError: ``EFBIG`` where it would be longer than ``MAX_MANIFEST_BYTES``.
     """
     segments = manifest.segments
-    # The older one wherever it will do: releases that know no ranges read it.
+    # Write the older version wherever it suffices, because releases without ranges can read it.
     version: Literal[1, 2] = 1 if all(segment.is_whole for segment in segments) else 2
-    # Of a small file with attributes there are none, and an array of nothing takes as long as the rest.
+    # A small file with attributes has no segments, and encoding an empty array takes as long as all the rest.
     records = _records_of(segments, version) if segments else b""
     num_units = sum(len(segment.checksums_U) for segment in segments)
     body_bytes = len(records) + num_units * 8 + len(manifest.inline)

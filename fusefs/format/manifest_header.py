@@ -68,7 +68,7 @@ class Header(StrictModel):
     """Version of the format."""
     kind: Literal["file", "symlink", "directory"]
     size: int = Field(ge=0, le=MAX_INT64)
-    """Bytes of the logical file; of the target for a symbolic link."""
+    """Bytes of the logical file; for a symbolic link, of its target."""
     # Down to the value that says that a directory has the store's own time (``NOT_KEPT``).
     mtime_ns: int = Field(ge=-MAX_INT64 - 1, le=2**64 - 1)
     mode: int = Field(ge=0, le=0o7777)
@@ -122,7 +122,7 @@ def check_xattrs_fit(xattrs: Mapping[str, bytes]) -> None:
     """
     widest = Header.model_construct(
         omnifs=VERSION,
-        # Of each field the longest there is: what fits beside it fits whatever the file becomes.
+        # Each field has its longest value, so anything that fits next to it fits whatever the file becomes.
         kind="symlink",
         size=MAX_INT64,
         mtime_ns=-MAX_INT64,
