@@ -1,4 +1,4 @@
-"""What went through one view of a store, counted in one place: ``stats.json`` and scrapes read it here."""
+"""Counts of the traffic through one view of a store, kept in one place for ``stats.json`` and scrapes."""
 
 import threading
 from bisect import bisect_left
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 Tier = Literal["memory", "disk", "store"]
-"""Where bytes of a file came from; each tier is asked when the one before did not have them."""
+"""Place that bytes of a file came from; each tier is asked when the one before did not have them."""
 TIERS: tuple[Tier, ...] = get_args(Tier)
 LATENCY_BOUNDS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 """Upper bounds of the histogram of store reads, in seconds; one more bucket holds what is slower."""
@@ -70,7 +70,7 @@ class Numbers:
     abandoned: int = 0
     """Calls of the store that hung and were abandoned."""
     hanging: int = 0
-    """Those that still hang now."""
+    """Abandoned calls that still hang now."""
     tiers: dict[Tier, TierNumbers] = field(
         default_factory=lambda: {tier: TierNumbers() for tier in TIERS}
     )
@@ -197,7 +197,7 @@ class FilesCollector(Collector):
     def retire(self, counted: Counted) -> None:
         """Keep the counts of something that is closed; its levels are gone."""
         with self._lock:
-            # What is closed twice counts once.
+            # A second close must not count again.
             if counted in self._watched:
                 self._watched.discard(counted)
                 self._gone.add(counted.numbers().without_levels())
