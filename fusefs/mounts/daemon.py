@@ -80,9 +80,9 @@ def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = Fal
     def started() -> None:
         mounted.set()
         if config.take_over:
-            # Beside the requests: the process before this one may still be publishing for a while.
+            # In a thread of its own, next to the requests: the previous process may still publish for a while.
             threading.Thread(target=claim, name="fusefs-claim", daemon=True).start()
-        # Who unmounts once this is ready asks this process: the one before has let the name go.
+        # From now on a request to unmount comes to this process, because the previous one has released the name.
         _listen(notifier)
         ready()
 
@@ -93,7 +93,7 @@ def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = Fal
     finally:
         for stop in stops:
             stop()
-        # Behind the mount, and before the store: nobody writes any more, and what is left can still be published.
+        # After the mount and before the store: nobody writes any more, and pending files can still be published.
         lost = shown.close()
         files.close()
         # Who waits for the end of the mount waits for all that was written there, by whichever process.
@@ -188,7 +188,7 @@ def _listen(notifier: UnmountNotifier) -> None:
 
 
 def _claimed(claim: Callable[[], None]) -> None:
-    """Take what the process that had the mount lets go as it ends: a port, a directory."""
+    """Take what the previous process of the mount releases as it ends: a port, a directory."""
     for wait_s in (*backoff_s(first_s=0.02, longest_s=1.0, attempts=15), 0.0):
         try:
             claim()
@@ -234,7 +234,7 @@ def _leave(code: int) -> None:
     if hung:
         _LOG.warning("this process ends beside %d calls that hang: %s", len(hung), ", ".join(hung))
         logging.shutdown()
-        # Not by sys.exit, at which Python and Java wait for their threads.
+        # Not sys.exit, with which Python and Java wait for their threads.
         os._exit(code)
 
 

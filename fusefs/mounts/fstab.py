@@ -1,11 +1,11 @@
-"""``mount.omniload``: what mount(8) and fstab call for a filesystem of type ``omniload``.
+"""``mount.omniload``: the program that mount(8) and fstab call for a filesystem of type ``omniload``.
 
 A line of fstab::
 
     hdfs://namenode:9000/jobs  /mnt/jobs  omniload  _netdev,watch,log=/var/log/jobs.log,count=8  0 0
 
-``watch`` keeps a process beside the mount that mounts again whenever the daemon dies;
-``log`` is where both log, which otherwise goes nowhere.
+``watch`` keeps another process that mounts again whenever the daemon dies;
+``log`` is the log file of both, whose messages are lost without it.
 """
 
 import os
@@ -34,7 +34,7 @@ _WITH_VALUE = frozenset({"-o", "-t", "-N"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What mount(8) asks for."""
+    """The request of mount(8)."""
 
     store: str
     mountpoint: str
@@ -85,10 +85,10 @@ def main() -> None:
         config = mount_config(call.store, call.mountpoint, words)
         if call.fake:
             return
-        # To nowhere unless asked: the daemon outlives mount(8), and must hold no pipe of its caller.
+        # Log to nowhere unless asked: the daemon outlives mount(8), and must not hold a pipe of its caller.
         process = start(config, log_path=log or os.devnull, watched=watched)
         process.returncode = 0  # it outlives us
     except OmniloadError as error:
         sys.stderr.write(f"mount.omniload: {error}\n")
-        # Of mount(8): "mount failure".
+        # Exit code of mount(8) for "mount failure".
         sys.exit(32)

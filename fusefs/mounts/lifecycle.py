@@ -19,7 +19,7 @@ from omniload.base.settings.quantities import Bytes, Seconds
 __all__ = ["WATCHED", "MountConfig", "is_watched", "mount", "start", "umount"]
 
 WATCHED = "watched"
-"""Word to a daemon: a process beside it mounts again when it dies."""
+"""Word to a daemon: another process mounts again when the daemon dies."""
 
 
 class MountConfig(BridgeOptions):
@@ -34,7 +34,7 @@ class MountConfig(BridgeOptions):
     files: FilesConfig = FilesConfig()
     """Striping, caches and windows."""
     spool_directory: str | None = None
-    """Where randomly written files lie until they are closed."""
+    """Directory of randomly written files until they are closed."""
     spool_limit: Bytes = 64 << 30
     """Largest randomly written file."""
     give_up_after: Seconds = 30.0
@@ -73,7 +73,7 @@ def start(
 
 
 def is_watched(mountpoint: str) -> bool:
-    """Return whether a process beside the daemon of a mount mounts again when it dies."""
+    """Return whether another process mounts again when the daemon of a mount dies."""
     waiter = UnmountClient.of(mountpoint)
     if waiter is None:
         return False

@@ -40,7 +40,7 @@ class DaemonEnded:
     """The daemon is gone."""
 
     code: int
-    """As ``subprocess`` has it: minus the signal that killed it."""
+    """Exit code in the form of ``subprocess``: minus the signal number if a signal killed the process."""
     ran_s: float
 
 
@@ -91,9 +91,9 @@ class MountSupervisor:
     attempts: int = 0
 
     def handle(self, event: Event) -> Command:
-        """Apply what happened and return what must now be done.
+        """Apply an event and return the command that follows from it.
 
-        The waits double from nothing over half a second to ``longest_wait_s``.
+        The first wait is zero, the next half a second; each further wait doubles, up to ``longest_wait_s``.
         """
         match event:
             case DaemonEnded(code=0):
