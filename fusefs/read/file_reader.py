@@ -52,9 +52,9 @@ class FileReader:
         self._fetcher = Fetcher(engine, source)
         self._filler = BufferFiller(engine, source)
         self.cached = VersionCache(engine, self._units, copy, self._fetcher)
-        """What lies near of it."""
+        """Blocks of the version in the caches of this process."""
         self.ahead = _Ahead(engine, self.size_bytes)
-        """What is likely read next."""
+        """Ranges that will probably be read next."""
 
     def try_read(self, offset: int, size_bytes: int) -> bytes | memoryview | None:
         """Return the bytes if all of them are in memory; never waits."""
@@ -88,7 +88,7 @@ class FileReader:
         Raises:
             StateError: As for ``read``.
         """
-        # Before any lock: a thread that stayed behind may have held it, and nobody lets go of it here.
+        # Before any lock: in a forked process, a thread of the parent may hold it, and nobody would release it here.
         self._engine.pool.check_process()
         self._engine.traffic.asked()
         ahead = self._units_ahead(offset, size_bytes, process)
@@ -162,7 +162,7 @@ class _Ahead:
         self._kernel = engine.cache.kernel
         self._size_bytes = size_bytes
         self._lock = threading.Lock()
-        # What the kernel lost before this version was opened concerns others.
+        # Losses of the kernel before this version was opened concern other versions.
         self._num_invalidations = self._kernel.num_invalidations
         self._machine = ReadAhead(
             largest_bytes=engine.read_ahead,

@@ -1,14 +1,14 @@
-"""What to fetch before it is asked for: offset streams found by process and place, not by file handle.
+"""Ranges to fetch before they are asked for. Offset streams are found by process and place, not by file handle.
 
 Four ranks read their slices through one file, a loader's threads fault in tensors of one
-mapping side by side, and the kernel sends the parts of one read out of order. So a stream is
-a process and a place: a read near where a stream of its process stands continues it and lets
-its window grow; any other begins a new stream and fetches nothing ahead until it is
-continued. Windows of streams that are read at the same time share one allowance, since what
-is fetched ahead of one must not push out what was fetched ahead of another.
+mapping concurrently, and the kernel sends the parts of one read out of order. So a stream is
+a process and a place. A read near the place of a stream of its process continues the stream and lets
+its window grow. Any other read begins a new stream, for which nothing is fetched ahead until it is
+continued. Streams that are read at the same time share one allowance for their windows, because
+the bytes fetched ahead for one stream must not push out those of another.
 
-Where a request is dear, what begins with a long read is fetched in whole blocks of the file,
-so that readers here and there never leave parts of a block behind that cost one more each.
+If requests to the store are expensive, a stream that begins with a long read fetches whole blocks of the file,
+so that readers of different places leave no parts of blocks behind that cost one more request each.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Invalidated:
-    """What was fetched ahead may not be here: parts were passed over as the kernel's, and it has lost them."""
+    """The kernel lost pages, so parts that read-ahead skipped as already in the kernel may be missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class ReadAhead:
         if end <= stream.grows_behind:
             return ()
         if stream.grows_behind and stream.run_bytes <= self._block_bytes:
-            # As yet one long read that began inside a block: it may end soon.
+            # So far this is one long read that began inside a block, and it may end soon.
             return self._whole_blocks(stream, offset)
         # Doubled, but never far beyond what was read: a short run must not cost a large window.
         grown = min(2 * stream.window_bytes, 4 * stream.run_bytes)
@@ -246,10 +246,11 @@ class ReadAhead:
         return (Fetch(start, stop),) if start < offset or stop > end else ()
 
     def _share_bytes(self) -> int:
-        """Return the largest window of one stream beside those that are read at the same time."""
+        """Return the largest window of one stream, given the other streams that are read at the same time."""
         if self._all_bytes is None:
             return self._largest_bytes
-        # By reads and not by a clock: a stream counts while as many as are remembered are read beside it.
+        # Count reads instead of time: a stream is active if it was read among the last reads, two per remembered
+        # stream.
         since = self._num_reads - 2 * self._most_streams
         active = sum(
             # One of a single read is known for no stream yet, and nothing is fetched ahead of it.
@@ -259,7 +260,7 @@ class ReadAhead:
             for s in self.streams
         )
         share = self._all_bytes // max(1, active)
-        # So many streams that what is fetched for one pushes out another's: better nothing.
+        # With so many streams, bytes fetched for one push out those of another, so fetch nothing ahead.
         return min(self._largest_bytes, share) if share >= self._first_bytes else 0
 
     def _advance(self, stream: _Stream, offset: int) -> tuple[Fetch, ...]:

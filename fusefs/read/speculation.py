@@ -1,16 +1,16 @@
-"""How many neighbours of a read block may be fetched with it, where reads are scattered.
+"""The number of neighbours that may be fetched with a block, if reads are scattered.
 
 Four ranks that read the tensors of one file in any order read all of it in the end, and a
 request costs nearly the same for a block as for the block and its neighbours. But a reader of
-a few tensors must not bring in the file. So speculation has a limit that reads raise: every block that is
-read allows one speculative block, and a speculative block that is read counts as read. Never more
-than twice what was read is brought in, and a file whose speculative blocks stay unread gets none any more.
+a few tensors must not fetch the whole file. So speculation has a limit that reads raise: every block that is
+read allows one speculative block, and a speculative block that is read counts as read. So at most
+twice the blocks that were read are fetched, and a file whose speculative blocks stay unread gets no more of them.
 
-A file of which nothing was read yet has no allowance of its own. It acquires one from a budget that
-all files share. Each speculative block that is read refunds the budget; what a file still owes
-when it is closed is spent. So other files show whether files are read whole here, and readers of a
-little of many files soon exhaust the budget. Of all files together never more is fetched and not read
-than the budget held at first and twice what was read::
+A file without any read has no allowance of its own. It acquires one from a budget that
+all files share. Each speculative block that is read refunds the budget; the debt that a file has
+when it is closed is spent. So other files show whether files are read whole here, and readers that read
+a little of many files soon exhaust the budget. All files together never fetch more unread blocks
+than the initial budget plus twice the blocks that were read::
 
     read 1 block       allowance 1 ---> fetch 1 neighbour
     read nothing yet   budget --------> acquire(neighbours), all or none
@@ -21,7 +21,7 @@ import threading
 
 __all__ = ["SpeculationBudget", "SpeculativeReads"]
 
-# A byte for each block: of 16 TiB in blocks of 4 MiB, 4 MiB.
+# One byte per block: 4 MiB for a file of 16 TiB in blocks of 4 MiB.
 _SPECULATIVE, _READ = 1, 2
 
 
@@ -50,14 +50,14 @@ class SpeculationBudget:
 
 
 class SpeculativeReads:
-    """Which blocks of a file were read, and which were fetched beside them: no I/O. Not safe in threads.
+    """The blocks of a file that were read, and those fetched with them: no I/O. Not safe in threads.
 
     Args:
-        block_bytes: What a read brings in anyway.
-        wide_bytes: What it brings in where speculation allows so much; a multiple of ``block_bytes``.
-        size_bytes: Bytes of the file. What is said of bytes behind them is passed over.
-        most_bytes: Most bytes fetched and not read yet, whatever reads allow: they lie in memory.
-        budget: Of all files, for what reads do not allow yet.
+        block_bytes: Bytes that a read fetches without speculation.
+        wide_bytes: Bytes that a read fetches if speculation allows it; a multiple of ``block_bytes``.
+        size_bytes: Bytes of the file. Ranges past its end are ignored.
+        most_bytes: Most bytes fetched but not read yet, whatever reads allow, because they take memory.
+        budget: Budget of all files, for blocks that reads do not allow yet.
     """
 
     def __init__(

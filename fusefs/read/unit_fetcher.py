@@ -31,16 +31,16 @@ class Fetcher:
         """Claim units, send the missing ones to the pools, return the futures of all of them.
 
         Args:
-            wanted: In the order of the file.
-            needed: Whether somebody waits for them. If not, what the kernel has is passed over,
-                fetching ends where the cache is full of blocks on their way, and the futures of
+            wanted: Units in the order of the file.
+            needed: Whether somebody waits for them. If not, units that the kernel has are skipped,
+                fetching ends where the cache is full of blocks that are being fetched, and the futures of
                 the rest are left out.
-            ahead: Units around those wanted that nobody waits for: they share their requests,
+            ahead: Units around ``wanted`` that nobody waits for. They share the requests of ``wanted``,
                 and their futures are left out.
         """
         mine: _Missing = {}
         futures = self._claim(wanted, mine, needed=needed)
-        # After those that are wanted, and sent with them: units of one object share a request.
+        # Claim these after the wanted units, but send them together: units of one object share a request.
         self._claim(ahead, mine, needed=False)
         for piece, blocks in mine.values():
             self._send(piece, blocks)
@@ -49,7 +49,7 @@ class Fetcher:
     def _claim(
         self, wanted: Iterable[UnitPart], mine: _Missing, *, needed: bool
     ) -> list[Future[Data]]:
-        """Return the futures of units, and add to ``mine`` those that are to be fetched."""
+        """Return the futures of units, and add the units to fetch to ``mine``."""
         futures: list[Future[Data]] = []
         hits = misses = hit_bytes = 0
         for piece, unit, _, wanted_bytes in wanted:
@@ -120,7 +120,7 @@ class Fetcher:
         try:
             found = self._source.read_copy(piece, units)
             self._deliver(piece, found, {}, blocks)
-            # What was damaged or evicted since it was looked for.
+            # Units that were damaged or evicted since the first look.
             waiting = [unit for unit in units if unit not in found]
             self._send_to_store(piece, waiting, blocks)
         # Whatever happened, waiting readers must get it; they raise it.
@@ -143,7 +143,7 @@ class Fetcher:
                 else:
                     good[unit] = part
         except BaseException as error:  # noqa: BLE001 -- as above
-            # All of them: a run that broke off has answered nobody yet.
+            # Fail all of its units, because a run that broke off has answered none yet.
             good, failed = {}, dict.fromkeys(run.units, error)
         self._deliver(piece, good, failed, blocks)
         try:

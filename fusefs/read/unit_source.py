@@ -1,4 +1,4 @@
-"""Where units come from: a version's local copy, or the store. Each read is counted and checked here."""
+"""Sources of units: a version's local copy, or the store. Each read is counted and checked here."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +20,7 @@ __all__ = ["ReadEngine", "UnitSource"]
 
 @dataclass(frozen=True, slots=True)
 class ReadEngine:
-    """What all readers of a process share."""
+    """The pools, caches and counters that all readers of a process share."""
 
     store: Store
     pool: StorePool
@@ -83,7 +83,7 @@ class UnitSource:
         return found
 
     def read_store(self, piece: FileSegment, run: UnitRun) -> Iterator[tuple[int, memoryview]]:
-        """Yield the units of one ranged read, whose checksums nobody has compared yet.
+        """Yield the units of one ranged read; their checksums are not compared yet.
 
         Raises:
             IntegrityError: The object is missing though it is named, or too short.

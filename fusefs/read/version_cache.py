@@ -1,4 +1,4 @@
-"""What of one version lies near, in memory or in its local copy, and bringing it there to stay."""
+"""Blocks of one version in memory or in its local copy, and calls that fetch blocks to keep them there."""
 
 from concurrent.futures import Future
 
@@ -19,13 +19,13 @@ Keeping = list[tuple[UnitPart, Future[Data]]]
 
 
 class VersionCache:
-    """What the caches of a process have of one version. Safe in threads.
+    """The blocks of one version in the caches of a process. Safe in threads.
 
     Args:
         engine: Pools, and the memory cache.
-        units: Of the version.
-        copy: Its local copy, where there is a disk cache.
-        fetcher: Brings what is missing.
+        units: Units of the version.
+        copy: Its local copy, if there is a disk cache.
+        fetcher: Fetches missing units.
     """
 
     def __init__(
@@ -112,6 +112,6 @@ def _verify(copy: LocalCopy) -> None:
 
 
 def _release(copy: LocalCopy) -> None:
-    # Taken by the thread that opened, let go by another: hence a lock and no reentrant one.
+    # One thread takes this lock and another releases it, so it cannot be reentrant.
     copy.copy.comparing.release()
     copy.copy.release()
