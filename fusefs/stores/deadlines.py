@@ -43,9 +43,9 @@ Result = TypeVar("Result")
 GIVE_UP_AFTER_S = 30.0
 """Limit of a call, unless the user sets another."""
 LEAST_BYTES_S = 1 << 20
-"""A client that moves bytes by itself (a copy, the parts of an upload) is given a second for so many."""
+"""Bytes per second that a client must at least move in calls that move data by themselves: a copy, an upload."""
 MOST_ABANDONED = 32
-"""Calls of one client that hang; while there are so many, none is begun."""
+"""Most hanging calls of one client; at this number no further call is begun."""
 _LOOK_EVERY_S = 1.0
 _GIVEN_UP_WITHIN_S = 2.0
 # A thread is kept for the next call that long: to start one costs more than many a call.
@@ -63,7 +63,7 @@ def left_s() -> float | None:
 
 @contextmanager
 def within(limit_s: float) -> Iterator[Deadline]:
-    """Give all that is asked of stores inside so many seconds together; an outer limit stays."""
+    """Limit all calls of stores inside the block to ``limit_s`` seconds together; an outer limit stays in force."""
     # The outer one stays: what a call asks on its way must not begin the time anew.
     if (outer := _current.get()) is not None:
         yield outer
@@ -144,7 +144,7 @@ class _Call(Generic[Result]):
         return cast("Result", self._result)
 
     def drop(self) -> None:
-        """Let go what nobody waits for any more."""
+        """Drop the result of a call that nobody waits for any more."""
         if self._error is None and self.dropped is not None:
             with suppress(Exception):
                 self.dropped(cast("Result", self._result))
@@ -188,7 +188,7 @@ class Callers:
 
     @property
     def num_abandoned(self) -> int:
-        """Calls that hang at this moment, and that nobody waits for."""
+        """Number of calls that hang at this moment, and that nobody waits for."""
         return len(self._abandoned)
 
     def call(
@@ -198,16 +198,16 @@ class Callers:
         call: Callable[[], Result],
         dropped: Callable[[Result], object] = lambda _: None,
     ) -> Result:
-        """Make a call within the limit of what is under way.
+        """Make a call within the limit of the current deadline.
 
         Args:
-            name: Of the call, for messages.
-            path: What it is about.
-            call: Makes it.
-            dropped: Called with what it returns after it was abandoned.
+            name: Name of the call, for messages.
+            path: Path that the call is about.
+            call: Makes the call.
+            dropped: Called with the result if the call returns after it was abandoned.
 
         Raises:
-            UnavailableError: It did not return in time, or was not begun.
+            UnavailableError: The call did not return in time, or was not begun.
         """
         deadline = _current.get()
         if deadline is None:
@@ -215,9 +215,9 @@ class Callers:
         if deadline.left_s() <= 0:
             raise UnavailableError(f"{path!r}: no time is left of {deadline.limit_s:g} s to {name}")
         begun = self._begin(_Call(name, path, call))
-        # By steps: the call may ``renew`` its limit meanwhile, or stop the time.
+        # Wait in short steps, because the call may ``renew`` its limit meanwhile, or stop the time.
         while not deadline.wait(begun.ended.wait, _LOOK_EVERY_S):
-            # It may have ended just now: what it brought is taken, as nobody else would.
+            # The call may have ended just now. Then take its result, because nobody else would.
             if deadline.left_s() <= 0 and self._abandon(begun, dropped):
                 raise UnavailableError(
                     f"{path!r}: {self._client} did not answer {name} within {deadline.limit_s:g} s; "
@@ -226,7 +226,7 @@ class Callers:
         return begun.result()
 
     def give_up(self, name: str, path: str, call: Callable[[], object]) -> None:
-        """Make a call that nobody needs the outcome of, and wait for it a moment at most. Never raises."""
+        """Make a call whose outcome nobody needs, and wait for it only a moment. Never raises."""
         if _current.get() is None:
             call()
             return

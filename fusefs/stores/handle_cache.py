@@ -21,17 +21,17 @@ def never_changes(path: str) -> bool:
 
 
 class HandleCache(Generic[File]):
-    """Open files by path, the least recently read let go first. Safe in threads.
+    """Open files by path; the least recently read file is closed first. Safe in threads.
 
-    Objects are written once and never changed, so what was opened is what is there. Other
-    files are held only where reading an open one reads what lies at its path by then.
-    A file that is let go closes when its last reader is done with it.
+    Objects are written once and never changed, so an open object stays valid. Other
+    files are kept open only if a read of an open file returns what is at its path at that time.
+    A file that leaves the cache closes when its last reader is done with it.
 
     Args:
         open_file: Opens a file whose positional reads may overlap.
-        most: Files held at a time.
-        any_path: Whether an open file reads what is at its path now, so that any may be held;
-            a read that comes back short is the sign that it has another length by now.
+        most: Most files that are open at a time.
+        any_path: Whether an open file reads what is at its path now, so that any file may be kept open;
+            a short read then shows that the file has another length now.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class HandleCache(Generic[File]):
 
     def _opened_now(self, path: str) -> File:
         if (held := self._files.get(path)) is not None:
-            return held  # by a thread that was done a moment ago
+            return held  # opened by a thread that finished a moment ago
         file = self._open_file(path)
         self._files.put(path, file)
         return file

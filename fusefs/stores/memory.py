@@ -68,7 +68,7 @@ class MemoryStore(Store):
             if path in self._nodes:
                 raise FileExistsError(errno.EEXIST, "objects are written once", path)
             self._make_parents(path)
-            # The name at once: of two who create one object, the second must be refused before it writes.
+            # Take the name at once: of two callers that create one object, the second must be refused before it writes.
             self._put(path, b"")
         return _MemoryWriter(self, path)
 
@@ -103,7 +103,7 @@ class MemoryStore(Store):
             for path in [p for p in self._nodes if is_at_or_below(p, source)]:
                 moved = target + path[len(source) :]
                 self._nodes[moved] = self._nodes.pop(path)
-                # Kept, as on a disk: what is remembered by time stamps must cope with those that came along.
+                # Keep the time stamps, as a disk does: code that remembers by time stamps must cope with renamed files.
                 self.mtimes_ns[moved] = self.mtimes_ns.pop(path)
 
     @override

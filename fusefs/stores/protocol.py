@@ -1,4 +1,4 @@
-"""What fusefs asks of a store, and the errors every store raises alike.
+"""The calls that fusefs makes to a store, and the errors that every store raises alike.
 
 Errors are part of the protocol, since a wrong one becomes wrong data further up:
 
@@ -40,18 +40,18 @@ __all__ = [
 ]
 
 Data = TypeVar("Data", bound=bytes | memoryview)
-"""What a read brought, in whichever form; it comes out as it went in."""
+"""Bytes of a read, in either form; a function returns the form that it was given."""
 RESERVED = ".omnifs"
 """Folder in the root of a store that holds objects and work in progress."""
 TEMPORARY = f"{RESERVED}/new"
 MAX_NAME_BYTES = 255
 MAX_PATH_BYTES = 16 << 10
-"""Of a path that a store's own records name; S3 takes 1 KiB, HDFS 8,000 characters."""
+"""Most bytes of a path in a store's own records; S3 allows 1 KiB, HDFS 8,000 characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a store says about a path."""
+    """A store's record of a path."""
 
     name: str
     """Last component; empty for the root."""
@@ -75,10 +75,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preferred:
-    """What suits a store, where the user does not say otherwise.
+    """Values that suit a store; used unless the user sets others.
 
-    The defaults are for stores whose servers hold a file each: a name node knows where an
-    object lies, and a stream is as fast as one disk.
+    The defaults are for stores in which each server holds whole files: a name node knows the place of an
+    object, and a stream is as fast as one disk.
     """
 
     stripe_count: int = 4
@@ -88,7 +88,7 @@ class Preferred:
     read_ahead: int = 32 << 20
     """Most bytes fetched ahead of one offset stream."""
     read_block: int = 0
-    """A read as long as the kernel sends brings in all of its block of so many bytes."""
+    """Bytes of a block; a read as long as the kernel's longest fetches each block that it touches whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class Store(Protocol):
 
     @property
     def preferred(self) -> Preferred:
-        """What suits this store."""
+        """Values that suit this store."""
         return Preferred()
 
     @property
@@ -168,7 +168,7 @@ class Store(Protocol):
         ...
 
     def read_large(self, path: str, offset: int, size_bytes: int) -> bytes | memoryview:
-        """As ``read``, into ``fusefs.base.huge_pages`` memory where the client can fill memory that is there."""
+        """Read like ``read``, but into ``fusefs.base.huge_pages`` memory if the client can fill given memory."""
         return self.read(path, offset, size_bytes)
 
     def create(self, path: str) -> ObjectWriter:
@@ -182,20 +182,20 @@ class Store(Protocol):
     def publish(
         self, path: str, data: bytes, before: Before | None = None, mode: int | None = None
     ) -> Entry | None:
-        """Put a small file at ``path`` durably and atomically, over one that may be there.
+        """Put a small file at ``path`` durably and atomically, replacing a file that may be there.
 
-        Any caller that reads the path meanwhile gets the old bytes or the new, and after a
+        A concurrent reader of the path gets either the old bytes or the new, and after a
         crash at any moment one of both is there. Missing parents are made.
 
         Args:
-            path: Where.
-            data: Its bytes.
-            before: What must be done before the file shows. Stores that can do much of the
-                work ahead of it, so that whatever it waits for goes on meanwhile.
-            mode: Permission bits of the file, where the store keeps them; those of any file if not given.
+            path: Path of the file.
+            data: Bytes of the file.
+            before: Work to finish before the file shows. Stores that can do much of their own
+                work first start it, so that both run at the same time.
+            mode: Permission bits of the file, if the store keeps them; None: the default of every file.
 
         Returns:
-            What it is to ``stat`` now, where that is known without asking.
+            The entry that ``stat`` would return now, if it is known without asking.
 
         Raises:
             IsADirectoryError: A directory is there.
@@ -240,11 +240,11 @@ class Store(Protocol):
         return False
 
     def set_mode(self, path: str, mode: int | None) -> None:
-        """Let others read, or search, what is at a path as the mode of its file says; where ``keeps_modes``.
+        """Let other users read or search a path as the mode of its file allows, if the store ``keeps_modes``.
 
         Args:
             path: A file, an object or a directory.
-            mode: Permission bits; those of any file or directory if not given.
+            mode: Permission bits; None: the default of every file or directory.
         """
         del path, mode
 
@@ -268,7 +268,7 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         ...
 
 
@@ -303,14 +303,14 @@ def stored_path(value: object, *, where: str) -> str:
     else:
         fault = _fault_of(value)
     if fault is not None:
-        # What is read may be megabytes of anything; a log is none.
+        # The value may be megabytes of arbitrary bytes, which a log must not hold.
         shown = repr(value)[:_SHOWN_CHARACTERS]
         raise IntegrityError(f"{where} is {shown}, which {fault}; remove what holds it")
     return str(value)
 
 
 def stored_name(value: object, *, where: str) -> str:
-    """As ``stored_path``, of one component."""
+    """Check one component of a path like ``stored_path``."""
     name = stored_path(value, where=where)
     if "/" in name:
         raise IntegrityError(f"{where} is {name!r}, a path where a name is due; remove it")
@@ -339,7 +339,7 @@ def parent_of(path: str) -> str:
 
 def is_at_or_below(path: str, top: str) -> bool:
     """Return whether a path is ``top`` or lies in the directory ``top``."""
-    # With the slash: "data" holds nothing of "database".
+    # Compare with the slash: "data" does not contain "database".
     return path == top or path.startswith(f"{top}/")
 
 

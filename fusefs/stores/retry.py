@@ -61,17 +61,17 @@ class _PatientWriter(ObjectWriter):
 
 
 class RetryingStore(Store):
-    """Another store, asked again while it is unavailable.
+    """A store that repeats the calls of another store while that one is unavailable.
 
-    Reads, listings, publishing and removing may be repeated; a stream of an object may
-    not, since what was written is no longer held. After a rename that failed, the
-    outcome is looked at before it is tried again: the first may have been carried out.
+    Reads, listings, publishing and removing may be repeated. The stream of an object may
+    not, because its written bytes are no longer kept. After a failed rename, the
+    outcome is checked before the next attempt, because the first may have succeeded.
 
     Args:
         store: The other store.
-        waits_s: Waits between attempts, as far as the limit lets them.
-        give_up_after_s: Limit of every call, all attempts and waits included.
-        sleep: Waits so many seconds.
+        waits_s: Waits between attempts, as far as the limit allows them.
+        give_up_after_s: Limit of every call, including all attempts and waits.
+        sleep: Waits a number of seconds.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class RetryingStore(Store):
 
     @override
     def create(self, path: str) -> ObjectWriter:
-        # Its beginning alone is repeated: of what was written nobody has the bytes any more.
+        # Only the creation is repeated: nobody keeps the bytes that were written.
         stream = self._patiently("create", lambda: self._store.create(path))
         return _PatientWriter(stream, self._give_up_after_s)
 
@@ -136,13 +136,13 @@ class RetryingStore(Store):
             return self._patiently("publish", lambda: self._store.publish(path, data, None, mode))
 
         def guarded(there: Entry | None) -> None:
-            # What is replaced is looked at first, with a patience of its own: not where there is no time for any.
+            # The existing file is checked first, with a time limit of its own; skip that if no time is left.
             left = left_s()
             if there is not None and left is not None and left <= 0:
                 raise _RefusedError(
                     UnavailableError(f"{path!r}: no time is left to look at what it replaces")
                 )
-            # What the caller waits for has had its own patience: it fails once, here too.
+            # The work that the caller waits for has its own retries: here, too, it fails at the first error.
             try:
                 with waiting_for_others():
                     before(there)
@@ -154,7 +154,7 @@ class RetryingStore(Store):
                 "publish", lambda: self._store.publish(path, data, guarded, mode)
             )
         except _RefusedError as refused:
-            # As the outage that it is: the caller's own table of errors knows no other.
+            # Raise the outage itself, because the caller's table of errors does not know this class.
             raise refused.reason from None
 
     @override

@@ -19,7 +19,7 @@ _ARROW = frozenset({"hdfs", "viewfs", "s3", "gs", "gcs", "abfs", "abfss"})
 _LOCAL = frozenset({"file", "local", "fsspec+file", "fsspec+local"})
 
 _BUCKETS = frozenset({"s3", "gs", "gcs"})
-"""Where a directory is there as soon as something lies below it."""
+"""Schemes whose directories exist as soon as something lies below them."""
 
 
 def parts_of(url: str) -> SplitResult:
@@ -47,7 +47,7 @@ def local_path(url: str) -> str | None:
         # However it is written: fsspec's client of a directory would follow links out of it.
         if parts.netloc not in {"", "localhost"}:
             raise ConfigError(f"store {url!r} names no path; write file:///PATH, or the path alone")
-        # By bytes: a path on Linux need not be UTF-8.
+        # Decode as bytes, because a path on Linux need not be UTF-8.
         path = os.fsdecode(unquote_to_bytes(os.fsencode(parts.path)))
     elif "://" in url or "::" in url or parts.scheme in {*_ARROW, "mem"}:
         return None
@@ -111,8 +111,8 @@ def check_root(store: Store, *, begin: bool = False) -> None:
 
     Args:
         store: The store.
-        begin: Make a prefix that nobody has written to, in a bucket that is there: nobody can do
-            so beforehand but by writing.
+        begin: Make a prefix that nobody has written to, in an existing bucket: a user cannot make
+            one in advance except by writing.
 
     Raises:
         ConfigError: Nothing is there, or a file is.
@@ -138,8 +138,8 @@ def check_root(store: Store, *, begin: bool = False) -> None:
 
 
 def _check_bucket(location: str) -> None:
-    """Check that the bucket is there: without one, to make a prefix looks like an outage."""
-    # A client of its own: the one at hand cannot ask above its root.
+    """Check that the bucket exists: without it, making a prefix would look like an outage."""
+    # Open another client, because the present one cannot ask above its root.
     bucket = open_store(urlsplit(location)._replace(path="").geturl())
     try:
         with within(GIVE_UP_AFTER_S):

@@ -33,20 +33,20 @@ __all__ = [
 ]
 
 _MOST_PATH_BYTES = 4095
-"""Of one call; a longer path is resolved in several."""
+"""Most bytes of a path in one call; a longer path is resolved in several calls."""
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-# A list of those that are known to answer in microseconds: of any other a call may wait for a network.
+# Only file systems that are known to answer in microseconds: on any other, a call may wait for a network.
 _LOCAL_DISKS = frozenset(
     {0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0x2FC12FC1, 0xF2F52010}
 )
 """ext4, XFS, Btrfs, tmpfs, overlay, ZFS, F2FS, as statfs(2) numbers them. NFS, Lustre and FUSE are not among them."""
 _ABSENT = frozenset({errno.ENOSYS, errno.EPERM, errno.EINVAL})
-"""Of a call that the kernel does not have, or that a sandbox forbids."""
+"""Errnos of a call that the kernel does not have, or that a sandbox forbids."""
 OBJECTS = f"{RESERVED}/objects"
 """Folder of the objects."""
 _TO_LIST, _TO_CHANGE = 0o004, 0o002
 _OUTAGE = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EAGAIN})
-"""What a kernel file system says when what is behind it does not answer."""
+"""Errnos of a file system of the kernel whose server or device does not answer."""
 
 
 class Beneath:
@@ -77,8 +77,7 @@ class Beneath:
         self.walks = _lacks_openat2(self._fd) if walks is None else walks
 
     def __del__(self) -> None:
-        # Not in a call of its own: a thread that still used the number could find another
-        # directory behind it.
+        # There is no close call: a thread that still used the number could find another directory under it.
         if self._fd >= 0:
             os.close(self._fd)
 
@@ -87,8 +86,8 @@ class Beneath:
 
         Args:
             path: Relative and plain, of any length.
-            flags: Of open(2).
-            mode: Of a file that is made.
+            flags: Flags of open(2).
+            mode: Mode of a file that is created.
 
         Returns:
             A descriptor, which the caller closes.
@@ -171,7 +170,7 @@ def _step(directory: int, name: str | bytes, flags: int, mode: int = 0) -> int:
     try:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=directory)
     except NotADirectoryError:
-        # Of a link that was to be a directory, too: both ways of resolving shall say the same.
+        # A link in place of a directory, too, must give ELOOP, so that both ways of resolving raise the same error.
         found = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if not stat_bits.S_ISLNK(found.st_mode):
             raise
@@ -240,7 +239,7 @@ def entry_of(path: str, found: os.stat_result) -> Entry:
 
 @contextmanager
 def errors_of(path: str) -> Iterator[None]:
-    """Have errors of the kernel be those of the protocol, with the path of the store in them."""
+    """Raise errors of the kernel as errors of the protocol, with the store's path in them."""
     try:
         yield
     except OSError as error:

@@ -22,11 +22,11 @@ SETTLES_WITHIN_S = 2.0
 
 
 class Settling:
-    """What a power failure might still take of one store. Safe in threads.
+    """The changes of one store that a power failure might still undo. Safe in threads.
 
     Args:
-        sync_all: Makes everything durable that was done before it is called.
-        within_s: Seconds after the first change in which it is called.
+        sync_all: Makes all changes durable that were made before the call.
+        within_s: Most seconds from the first change to the call.
     """
 
     def __init__(self, sync_all: Callable[[], None], within_s: float | None = None) -> None:
@@ -40,7 +40,7 @@ class Settling:
         """Directories in which directories have names that are not durable."""
         self._names_on_their_way: set[str] = set()
         self._knows_all = False
-        """Not of a process that had the store before, until all was made durable once."""
+        """Whether all pending names are known: after the first full sync, as an earlier process may have left some."""
         self._failed: OSError | None = None
         self._closed = False
 

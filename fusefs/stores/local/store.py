@@ -50,7 +50,7 @@ __all__ = ["LocalStore"]
 
 _PRIVATE = 0o600
 _TO_READ, _TO_SEARCH = 0o044, 0o055
-"""What others may be given of a file and of a directory: to write here is the daemon's alone."""
+"""Permission bits that others may have on a file and on a directory; only the daemon may write here."""
 
 
 class LocalStore(Store):
@@ -132,7 +132,7 @@ class LocalStore(Store):
     @contextmanager
     def _reading(self, path: str) -> Iterator[int]:
         with errors_of(path):
-            # Nobody writes to a pipe that was put in a file's place: its opening must not wait.
+            # A pipe may stand in a file's place without a writer, so opening it must not wait.
             file = self._at.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
             try:
                 check_shown(path, os.fstat(file))
@@ -165,8 +165,7 @@ class LocalStore(Store):
                 before(there)
             with errors_of(path):
                 if self._settling is not None and there is not None:
-                    # What takes the place of something is durable before it does: else a power
-                    # failure could leave nothing of both.
+                    # Make the new file durable before it replaces the old one, or a power failure could lose both.
                     self._settling.carry_out(lambda: os.fsync(file))
                 # Before the move: a private file must not lie open under its name for a moment.
                 os.fchmod(file, self._mode_of_file(mode))
@@ -283,7 +282,7 @@ class LocalStore(Store):
 
     @override
     def close(self) -> None:
-        # The directory is let go with this object, when no call is under way any more.
+        # The directory closes with this object, when no call runs any more.
         if self._settling is not None:
             self._settling.close()
 
@@ -295,7 +294,7 @@ class LocalStore(Store):
 
     def _open_new(self, path: str) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        # What mode it shall have is known when it is published.
+        # The final mode of the file is known when it is published.
         is_private = never_changes(path) or path.startswith(TEMPORARY)
         # Objects lie apart from their file's folders, which then do not keep them.
         mode = _PRIVATE if is_private else 0o644

@@ -1,18 +1,18 @@
 """HDFS, S3, GCS and Azure through pyarrow.fs.
 
-What pyarrow does that matters here (Arrow C++ 26, ``hdfs.cc``), each met below:
+Traits of pyarrow that matter here (Arrow C++ 26, ``hdfs.cc``); each is handled below:
 
-- ``get_file_info`` of HDFS answers "not found" for every failure, outages too (S3, GCS and Azure
+- ``get_file_info`` of HDFS answers "not found" for every failure, including outages (S3, GCS and Azure
   raise unless the server itself says so);
 - ``move`` of HDFS deletes the target, then renames;
-- opening a file on S3 asks what ``get_file_info`` asks, and answers it too; nothing reads without;
-- S3 lists time stamps finer than it gives them for one object;
-- a read on S3 of an object that is shorter by now than when it was opened has the length asked for: behind
-  what the server sent is what the memory held before;
+- opening a file on S3 sends the request of ``get_file_info``, and returns its answer, too; every read needs it;
+- S3 lists time stamps with more digits than it gives for one object;
+- a read on S3 of an object that became shorter since it was opened has the length asked for: the bytes after
+  those that the server sent are the previous content of the memory;
 - a sequential ``read`` of HDFS is cut to 64 KiB; ``read_at`` asks for the whole range at once, and so
-  does the stream of a range (``get_stream``), which also reads into memory that is there;
+  does the stream of a range (``get_stream``), which can also read into given memory;
 - ``flush`` is not durable: nothing is until ``close``;
-- ``create_dir`` succeeds on a directory that is there.
+- ``create_dir`` succeeds on an existing directory.
 """
 
 import errno
@@ -156,7 +156,7 @@ class ArrowBackend(RootedBackend):
                 self._seen.pop(path)
                 return None
             size_bytes, metadata = file.size(), file.metadata()
-        # What is empty may stand for a directory.
+        # An empty object may stand for a directory.
         if not size_bytes or (changed := metadata.get("Last-Modified")) is None:
             return None
         self._held.put(path, file)
@@ -205,7 +205,7 @@ class ArrowBackend(RootedBackend):
                     return False
             return True
         if self._fs.type_name == "hdfs":
-            # A listing says by itself that nothing is there; of a file, and of an outage, it says less.
+            # An empty answer of a listing is proof that nothing is there; for a file, and in an outage, it proves less.
             with suppress(OSError):
                 with suppress(FileNotFoundError):
                     self._fs.get_file_info(pafs.FileSelector(self._at(path)))
@@ -309,9 +309,9 @@ def _read_fully(file: pa.NativeFile, offset: int, size_bytes: int) -> bytes:
 
 def _filled(file: pa.NativeFile, offset: int, buffer: memoryview) -> memoryview:
     """Read at a position as ``_read_fully`` does; return what was filled."""
-    # S3's client says that it read what it did not: then the mark is still there.
+    # S3's client may report bytes as read that it did not read; then the mark is still there.
     buffer[-1:] = _MARK
-    # Of the same open file, with a position of its own: threads read it beside each other.
+    # The same open file, but a stream with its own position, because threads read it concurrently.
     stream, size_bytes = file.get_stream(offset, len(buffer)), 0
     while size_bytes < len(buffer) and (more := stream.readinto(buffer[size_bytes:])):
         size_bytes += more

@@ -1,8 +1,8 @@
-"""What stores built from a client's few calls share: ``BackendStore``.
+"""The common part of stores that are built from a client's few calls: ``BackendStore``.
 
-A client library (pyarrow, fsspec) becomes a ``Backend``; which store stands on it
-depends on how a file takes another's place: by a rename to a name that must be free (HDFS
-through Java, sftp), by a rename that replaces in one go (HDFS itself; both in ``rename_store``), or by
+A client library (pyarrow, fsspec) becomes a ``Backend``. The store on top of it
+depends on how a file can replace another: by a rename to a name that must be free (HDFS
+through Java, sftp), by a rename that replaces atomically (HDFS itself; both in ``rename_store``), or by
 a put (S3, GCS, Azure; in ``object_store``).
 """
 
@@ -41,7 +41,7 @@ _MOST_COMPLAINED = 1000
 
 
 class BackendStore(Store):
-    """What all of them share; subclasses say how a file replaces another."""
+    """The common part of these stores; subclasses define how a file replaces another."""
 
     def __init__(self, backend: Backend, *, sends_at_close: bool = False) -> None:
         self._files = BoundedFiles(backend, sends_at_close=sends_at_close)
@@ -158,7 +158,7 @@ class BackendStore(Store):
 
     @override
     def remove_directory(self, path: str) -> None:
-        # What has no name to be shown by is there nevertheless: some clients remove all below.
+        # Entries whose names cannot be shown exist nevertheless, and some clients remove everything below.
         if self._listed(path):
             raise not_empty(path)
         self._names.remove_directory(path)
@@ -206,6 +206,6 @@ class BackendStore(Store):
 
 
 def _may_be_itself(found: list[Entry], path: str) -> bool:
-    """Return whether a listing can be that of a file, which some clients list as its only content."""
+    """Return whether a listing may be of a file, because some clients list a file as its only content."""
     alone = len(found) == 1 and not found[0].is_directory
     return alone and (not path or found[0].name == name_of(path))

@@ -57,14 +57,14 @@ class BoundedFiles(FileClient):
 
     @override
     def open_new(self, path: str) -> ObjectWriter:
-        # One that comes after nobody waits for it is given up: closing it would show half a file as whole.
+        # Abort a stream that arrives after nobody waits for it: closing it would show half a file as whole.
         call = partial(self.inner.open_new, path)
         stream = self.callers.call("create", path, call, lambda late: late.abort())
         return _BoundedWriter(stream, self.callers, path, sends_at_close=self._sends_at_close)
 
     @override
     def close(self) -> None:
-        # Nobody needs its outcome: a client that hangs must not keep a process from ending.
+        # Nobody needs the outcome, and a client that hangs must not keep a process from ending.
         self.callers.give_up("close", "", self.inner.close)
 
 
@@ -98,7 +98,7 @@ class BoundedNames(NameClient):
 
 
 class BoundedReplacingNames(BoundedNames, ReplacingNames):
-    """As ``BoundedNames``, of a client whose rename can replace a file."""
+    """Like ``BoundedNames``, for a client whose rename can replace a file."""
 
     def __init__(self, inner: ReplacingNames, callers: Callers) -> None:
         super().__init__(inner, callers)

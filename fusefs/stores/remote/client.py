@@ -1,7 +1,7 @@
-"""What a store needs of a client library: a few calls, which pyarrow, fsspec and others are adapted to.
+"""The few calls that a store needs of a client library; pyarrow, fsspec and others are adapted to them.
 
-``Backend`` says which, in two parts: files, and their names. ``RootedBackend`` and ``ClientWriter`` are
-what all adapters share.
+``Backend`` declares them in two parts: files, and their names. All adapters share ``RootedBackend`` and
+``ClientWriter``.
 """
 
 from abc import abstractmethod
@@ -37,7 +37,7 @@ class FileClient(Protocol):
         ...
 
     def glimpse(self, path: str) -> Entry | None:
-        """As ``find``, for clients that ask less for this; ``None`` may stand for an outage, too."""
+        """Like ``find``, with fewer requests on some clients; None may mean an outage, too."""
         return self.find(path)
 
     def is_file(self, path: str) -> bool:
@@ -60,7 +60,7 @@ class FileClient(Protocol):
         ...
 
     def read_large(self, path: str, offset: int, size_bytes: int) -> bytes | memoryview:
-        """As ``read``, into ``fusefs.base.huge_pages`` memory; for clients that can fill memory that is there."""
+        """Like ``read``, into ``fusefs.base.huge_pages`` memory; for clients that can fill given memory."""
         return self.read(path, offset, size_bytes)
 
     def open_new(self, path: str) -> ObjectWriter:
@@ -68,7 +68,7 @@ class FileClient(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         ...
 
 
@@ -131,13 +131,13 @@ class RootedBackend(Backend):
 
 
 class ClientWriter(ObjectWriter):
-    """An object written by a client's stream; how one is given up, each client says.
+    """An object written by a client's stream; each client defines how it aborts one.
 
     Args:
-        stream: Has ``write`` and ``close``.
-        backend: That opened it.
-        path: Of the object.
-        translating: Has the client's errors be those of ``fusefs.stores.protocol``.
+        stream: Stream with ``write`` and ``close``.
+        backend: Backend that opened the stream.
+        path: Path of the object.
+        translating: Turns the client's errors into those of ``fusefs.stores.protocol``.
     """
 
     def __init__(

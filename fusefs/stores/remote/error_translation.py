@@ -1,4 +1,4 @@
-"""What a client of a store raises, in the words of ``fusefs.stores.protocol``: one table for all clients."""
+"""Errors of clients in terms of ``fusefs.stores.protocol``: one table for all clients."""
 
 import errno
 from collections.abc import Iterator
@@ -21,17 +21,17 @@ _SAME_NUMBER = frozenset({errno.ENOSPC, errno.ENOTEMPTY})
 
 @contextmanager
 def translated(path: str, foreign: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
-    """Raise what a client raises inside the block as the error the protocol means by it.
+    """Raise an error of a client inside the block as the error with that meaning in the protocol.
 
     An unknown failure is an outage: it may be retried, and is never taken for "nothing there".
 
     Args:
-        path: What the call is about.
-        foreign: Errors of the client's own, beside ``OSError``; anything else is a defect
+        path: Path that the call is about.
+        foreign: Error classes of the client, in addition to ``OSError``; anything else is a defect
             and passes.
 
     Raises:
-        OSError: One that means the same in the protocol.
+        OSError: The error with the same meaning in the protocol.
         UnavailableError: Every other ``OSError``, and every foreign error.
     """
     try:

@@ -123,7 +123,7 @@ class FsspecBackend(RootedBackend):
                 found = []
         root = self._at(path).strip("/")
         entries = [item for item in found if item["name"].strip("/") != root]
-        # Where a client lists links (sftp): what they lead to is no part of this store.
+        # Some clients list links (sftp), whose targets are not part of this store.
         return [_entry(item) for item in entries if item["type"] != "link"]
 
     @override

@@ -110,7 +110,7 @@ def client_version(classpath: str) -> tuple[int, int] | None:
         for part in classpath.split(":")
         if (found := _JAR.fullmatch(part.rpartition("/")[2]))
     }
-    # Where several lie, the oldest may be the one that runs.
+    # If there are several, the oldest may be the one that runs.
     return min(versions, default=None)
 
 
@@ -123,10 +123,10 @@ def with_client_settings(
     """Add to a URL's query the client settings that neither it nor the site names.
 
     Args:
-        url: Of Hadoop's own schemes.
-        site: Names of the settings that the site's files set; None where that is not known.
-        version: Of the client; None where that is not known.
-        give_up_after_s: Limit of a call; None leaves the client's own patience.
+        url: URL of one of Hadoop's own schemes.
+        site: Names of the settings in the site's files; None if they are not known.
+        version: Version of the client; None if it is not known.
+        give_up_after_s: Limit of a call; None keeps the client's own limit.
     """
     parts = urlsplit(url)
     named = parse_qsl(parts.query, keep_blank_values=True)

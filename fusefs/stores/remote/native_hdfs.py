@@ -1,11 +1,11 @@
 """HDFS without a Java machine, by the Rust client of the package ``hdfs-native``.
 
-Beside libhdfs (``fusefs.stores.remote.arrow``) it starts at once and takes a third of the memory, and two things are
-plainer with it: a rename replaces a file in one go, and "not there" is distinct from "no answer".
-Addresses, name services and Kerberos are what Hadoop's own files in ``HADOOP_CONF_DIR`` say.
+Compared with libhdfs (``fusefs.stores.remote.arrow``) it starts at once and takes a third of the memory, and two
+things are simpler: a rename replaces a file atomically, and "not there" is distinct from "no answer".
+Hadoop's own files in ``HADOOP_CONF_DIR`` define addresses, name services and Kerberos.
 
-What it lacks: a write whose next block is placed on a data node that is dead, and not yet known to be,
-fails (EIO; nothing half is seen). Java's client asks for another. So this is the store for readers.
+One thing is missing. A write fails if its next block is placed on a dead data node that is not yet known to be
+dead (EIO; no half-written file shows). Java's client asks for another node. So this is the store for readers.
 """
 
 import errno
@@ -82,7 +82,7 @@ def native_hdfs_store(url: str) -> Store:
             f"store {url!r}: {error}; give HOST:PORT, or a name service of the files in HADOOP_CONF_DIR"
         ) from error
     options = hdfs_native.WriteOptions(replication=copies, create_parent=True)
-    # As Java's client reads a URL, so that one means the same folder to both.
+    # Read the URL as Java's client does, so that it means the same folder to both.
     root = "/".join(filter(None, unquote(parts.path).split("/")))
     return ReplacingStore(_NativeBackend(client, options, root, url))
 
@@ -145,7 +145,7 @@ class _NativeBackend(RootedBackend, ReplacingBackend):
     def open_new(self, path: str) -> ObjectWriter:
         with _translated(path):
             file = self._client.create(self._at(path), self._options)
-        # To Python it is closed: else it would be when it is collected, and half a file become whole.
+        # Close it for Python: otherwise its collection would close it, and half a file would become whole.
         io.RawIOBase.close(file)
         return _NativeWriter(file, self, path, _translated)
 
@@ -193,7 +193,7 @@ class _NativeWriter(ClientWriter):
 
 @contextmanager
 def _translated(path: str) -> Iterator[None]:
-    """As ``translated``; and what HDFS refuses is no outage."""
+    """Translate errors like ``translated``; a refusal of HDFS is not an outage."""
     try:
         with translated(path):
             yield

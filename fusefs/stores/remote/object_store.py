@@ -38,7 +38,7 @@ class ObjectStore(BackendStore):
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend, sends_at_close=True)
         self._root: Entry | None = None
-        """What was found there, if it can never look otherwise."""
+        """Entry of the root, once found in a form that can never change."""
 
     @property
     @override
@@ -80,12 +80,12 @@ class ObjectStore(BackendStore):
             return
         writer = self._files.open_new(path)
         writer.write(data)
-        # Not given up where it fails: that removes what is at the path, which is still the file
-        # this was to replace, or is this one, put though nobody heard of it.
+        # Do not abort after a failure. To abort removes the object at the path, which is still the old file, or already
+        # this one, if only the answer to the put was lost.
         writer.close()
 
     def _put_apart(self, path: str, data: bytes) -> None:
-        """Put what goes in parts elsewhere first: of an upload that broke, closing puts what it has."""
+        """Put data that is sent in parts under another name first: closing a broken upload publishes its parts."""
         temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
         super()._write(temporary, data)
         try:
@@ -102,7 +102,7 @@ class ObjectStore(BackendStore):
 
     @override
     def go_on_renaming(self, source: str, target: str) -> None:
-        # Else it was carried out to the end, though nobody heard of it.
+        # Otherwise the rename is already complete, though its answer was lost.
         if self._find(source) is not None or self._find(target) is None:
             self._move_all(source, target)
 

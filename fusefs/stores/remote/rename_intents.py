@@ -25,15 +25,15 @@ MAX_INTENT_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What lies at ``source`` is to stand at ``target``."""
+    """A pending rename: the file at ``source`` is to replace ``target``."""
 
     source: str
     target: str
 
 
 def intent_path(target: str) -> str:
-    """Return where the intent to replace ``target`` lies."""
-    # By its target: a reader that misses that finds the intent without a listing.
+    """Return the path of the intent to replace ``target``."""
+    # Named by the target, so that a reader that misses the target finds the intent without a listing.
     digest = xxhash.xxh3_128_hexdigest(target.encode("utf-8", "surrogateescape"))
     return f"{INTENTS}/{digest}"
 

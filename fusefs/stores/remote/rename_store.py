@@ -35,11 +35,11 @@ _MOST_DISTRUSTED = 1000
 
 
 class RenamingStore(BackendStore):
-    """Over a client whose rename does not replace in one go: an intent closes the gap.
+    """A store on a client whose rename does not replace atomically: an intent closes the gap.
 
-    Before the target is removed, the intent to put the source there is written down.
-    Any caller that finds the target missing looks for its intent and finishes the rename, so
-    that nobody sees the gap, and a crash inside it loses nothing.
+    Before the target is removed, the intent to rename the source to it is written down.
+    Any caller that finds the target missing looks for its intent and finishes the rename. So
+    nobody sees the gap, and a crash inside it loses nothing.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -48,7 +48,7 @@ class RenamingStore(BackendStore):
 
     @override
     def _find(self, path: str) -> Entry | None:
-        # Not by the first letters: ".omnifs-notes" is a user's file, and replaced as any other.
+        # Do not compare the first letters only: ".omnifs-notes" is a user's file, and replaced as any other.
         if not path or is_at_or_below(path, RESERVED):
             return self._files.find(path)
         # A glimpse is enough ahead of the intent, after which the store is asked for sure.
@@ -148,7 +148,7 @@ class _Intents:
         self._files = files
         self._names = names
         self._distrusted: Lru[str, None] = Lru(_MOST_DISTRUSTED)
-        """Those that were logged as no intents."""
+        """Paths that were logged because they hold no valid intents."""
 
     def source_of(self, path: str) -> str | None:
         """Return what is to stand at a path; None where nothing is promised."""
@@ -175,7 +175,7 @@ class _Intents:
 
 
 class ReplacingStore(RenamingStore):
-    """Over a client whose rename replaces in one go: it leaves no intents, but finishes those of others."""
+    """A store on a client whose rename replaces atomically: it writes no intents, but finishes those of others."""
 
     def __init__(self, backend: ReplacingBackend) -> None:
         super().__init__(backend)

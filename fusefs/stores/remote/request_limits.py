@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fusefs.stores.deadlines import request_limit_s
 
 if TYPE_CHECKING:
-    # Whoever opens a store of one of them does not pay for the other.
+    # Lazy, so that a user of one of the two does not pay for the import of the other.
     import fsspec
     from pyarrow import fs as pafs
 
