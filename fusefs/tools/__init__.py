@@ -1,1 +1,1 @@
-"""What works on a store without a mount: fsck, export, prefetch, statistics."""
+"""Tools that work on a store without a mount: fsck, export, prefetch, statistics."""

@@ -1,4 +1,4 @@
-"""What ``omniload fs`` shows: reports, what stays of a prefetch, how far a copy is, that it waits."""
+"""Output of ``omniload fs``: reports, the result of a prefetch, the progress of a copy, and notes that it waits."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence

@@ -54,7 +54,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What was copied."""
+    """The result of a copy."""
 
     size_bytes: int
     xxh3: str
@@ -106,7 +106,7 @@ def place_on_mount(file: Path) -> tuple[str, str]:
     # From the file upwards: a mount may lie below another.
     for root in (path, *path.parents):
         if (store := _store_shown_at(root)) is not None:
-            # What is shown has stars in the place of secrets: no store opens by it.
+            # The URL shows stars in place of secrets, so it opens no store.
             if f"{HIDDEN}@" in store or f"={HIDDEN}" in store:
                 raise StateError(
                     f"{str(root)!r} is a mount of {store}, and does not show the secrets of that URL; "

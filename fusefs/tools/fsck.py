@@ -1,10 +1,10 @@
-"""Checking a store: every manifest readable, every object it names there and whole, nothing left over.
+"""Checks of a store: every manifest readable, every object it names present and whole, nothing left over.
 
-Repair removes only what it can prove nobody names: an object is listed before two walks
+Repair removes an object only if it can prove that no manifest names it: the object is listed before two walks
 over all manifests that found the same tree, is named in neither, and is older than a
-grace that outlasts any write under way. A single manifest that cannot be read stops the
-removal of objects, since it may name any of them; one that was cut short has the size of a
-plain file, whose head nobody else looks at: so where objects are named by nothing the heads of plain
+grace that outlasts any write under way. A single unreadable manifest stops the
+removal of objects, because it may name any of them. A truncated manifest has the size of a
+plain file, whose head no other check reads. So if there are objects that nothing names, the heads of plain
 files are read, too.
 """
 
@@ -48,7 +48,7 @@ FaultKind = Literal[
     "unmarked",
 ]
 HARMFUL: frozenset[FaultKind] = frozenset({"unreadable", "missing", "wrong size", "corrupt"})
-"""What costs data or attributes; the rest costs space, or is hidden for now."""
+"""Faults that cost data or attributes; the others cost space, or hide something for now."""
 _AT_ONCE = 1024
 """Files handed to the threads together: a store may hold millions."""
 _WHOLE_BYTES = 8192
@@ -69,7 +69,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Report:
-    """What a check found."""
+    """The findings of a check."""
 
     files: int = 0
     manifests: int = 0
@@ -92,9 +92,9 @@ class _Walk:
     unreadable: list[str]
     """Files that are manifests and cannot be read."""
     plain: list[tuple[str, int]]
-    """Path and size of those that are no manifest by their size alone."""
+    """Path and size of files whose size alone shows that they are no manifests."""
     directories: list[str]
-    """Where attributes of directories lie."""
+    """Places of the attributes of directories."""
 
 
 def verify(
@@ -193,7 +193,7 @@ def _walk(
             directories.append(path)
             continue
         report.files += 1
-        # By this two walks are compared: what came, went or was replaced between them shows.
+        # Two walks are compared by this set: it shows what was added, removed or replaced between them.
         tree.add((path, entry.size_bytes, entry.mtime_ns))
         try:
             manifest = files.manifest(path)
@@ -222,7 +222,7 @@ def _walk(
 
 
 def _check_directories(store: Store, places: list[str], report: Report) -> list[str]:
-    """Check that attributes of directories can be read; return directories nobody would look at."""
+    """Check that attributes of directories can be read; return directories that no look-up would find."""
     marked = {entry.name for _, entry in _below(store, MARKERS)}
     unmarked = []
     for place in places:
@@ -276,7 +276,7 @@ def _below(store: Store, path: str) -> Iterator[tuple[str, Entry]]:
             continue
         for entry in entries:
             child = f"{above}/{entry.name}" if above else entry.name
-            # What is the store's own has walks of its own.
+            # The store's own directories have walks of their own.
             if child == RESERVED:
                 continue
             if entry.is_directory:
@@ -293,7 +293,7 @@ def _found(store: Store, path: str) -> Entry | None:
     try:
         return store.stat(path)
     except (FileNotFoundError, NotADirectoryError):
-        return None  # a folder of the path may be a file by now
+        return None  # a folder of the path may have become a file
 
 
 def _intents(store: Store, before_ns: int) -> tuple[list[Intent], dict[str, str]]:
@@ -344,17 +344,17 @@ def _remove(store: Store, paths: list[str], report: Report) -> None:
 def cut_manifests(
     store: Store, plain: Sequence[tuple[str, int]], *, streams: int
 ) -> Iterator[tuple[str, str]]:
-    """Yield those of the plain files that look like what is left of a manifest.
+    """Yield those plain files that look like the rest of a manifest.
 
-    One that was cut within its first 10 bytes, or emptied, cannot be distinguished from a user's file.
+    A manifest that was cut within its first 10 bytes, or emptied, cannot be distinguished from a user's file.
 
     Args:
         store: The store.
-        plain: Path and size, in bytes, of each; of sizes that no manifest has.
-        streams: Files that are read side by side.
+        plain: Path and size, in bytes, of each file; no manifest has such a size.
+        streams: Files that are read concurrently.
 
     Yields:
-        The path, and what is wrong with it and to be done about it.
+        The path, and the fault with its remedy.
     """
     look = partial(_found_wrong, store)
     long = [item for item in plain if item[1] >= len(MAGIC)]

@@ -71,10 +71,10 @@ class Kept:
 def with_disk_cache(
     config: FilesConfig, directory: str | None, capacity: str | None
 ) -> FilesConfig:
-    """Return a configuration with the disk cache that was named beside it.
+    """Return a configuration with the disk cache of the options.
 
     Raises:
-        ConfigError: There is none: what one process holds in memory is of no use to the next.
+        ConfigError: There is no disk cache: blocks in the memory of one process are of no use to the next.
     """
     if directory is not None:
         known = config.disk_cache.capacity if config.disk_cache is not None else 64 << 30
@@ -111,7 +111,7 @@ def prefetch_from_store(
 
 
 def _keep(files: StripedFiles, path: str, report: Report) -> None:
-    # What is on its way at once must fit half of the cache, or one batch would push out another.
+    # The blocks that are fetched at once must fit half of the cache, or one batch would push out another.
     step = min(_STEP_BYTES, files.config.cache // (2 * _BATCHES))
     with files.open(path, brings=False) as file:
         reader, begun = file.reader, deque[tuple[Keeping, int]]()

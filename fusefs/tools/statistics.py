@@ -1,4 +1,4 @@
-"""What a mount shows about itself: ``/.omnifs/stats.json`` and the layout of a file."""
+"""Facts that a mount shows about itself: ``/.omnifs/stats.json`` and the layout of a file."""
 
 import os
 import time
@@ -124,7 +124,7 @@ def layout_json(files: StripedFiles, path: str) -> bytes:
         found["cached"] = {"memory_bytes": memory, "disk_bytes": disk}
     text = orjson.dumps(found)
     if len(text) > _XATTR_BYTES and "segments" in found:
-        # An attribute holds no more: of a long file only the first segments are named.
+        # An attribute holds no more than this, so only the first segments of a long file are named.
         found["num_segments"], segments = len(found["segments"]), found["segments"]
         found["segments"] = []
         left = _XATTR_BYTES - len(orjson.dumps(found))
