@@ -1,4 +1,4 @@
-"""What is at a path: plain file, manifest, link or directory, found with as few store calls as can be."""
+"""The kind of file at a path: plain file, manifest, link or directory, found with as few store calls as possible."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +26,7 @@ Kind = Literal["file", "directory", "symlink"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileInfo:
-    """What ``stat`` says."""
+    """The attributes of a file for ``stat``."""
 
     name: str
     kind: Kind
@@ -35,7 +35,7 @@ class FileInfo:
     mode: int
     stored: Literal["plain", "manifest", "directory"]
     entry: Entry
-    """What the store says of the path."""
+    """The store's entry of the path."""
 
 
 class Catalog:
@@ -84,12 +84,13 @@ class Catalog:
         return sorted((info for info in infos if info is not None), key=lambda info: info.name)
 
     def version(self, path: str, entry: Entry) -> tuple[FileInfo, Manifest | None]:
-        """As ``current``, of what the store has just said of a path; by one read where the manifest is short.
+        """Like ``current``, for an entry that the store has just returned; one read suffices for a short manifest.
 
         Raises:
-            IntegrityError, FileNotFoundError: It is broken; or it was replaced since.
+            IntegrityError: The manifest is broken.
+            FileNotFoundError: The file was replaced since.
         """
-        # Known by its size alone: of most files a listing reads not a byte.
+        # The size alone tells most plain files from manifests, so a listing reads no byte of them.
         if entry.is_directory or not has_manifest_size(entry.size_bytes):
             return self._described(path, entry), None
         found = self._manifests.manifest(path, entry)
@@ -119,7 +120,7 @@ class Catalog:
             _LOG.warning("%s", error)
             return _plain_info(entry)
         except PermissionError as error:
-            # Nor must one that another user of a local store keeps to themselves.
+            # A listing must also survive a file that another user of a local store keeps private.
             _LOG.debug("%s", error)
             return _plain_info(entry)
 

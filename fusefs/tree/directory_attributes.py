@@ -1,14 +1,14 @@
 """Mode, time and extended attributes of directories, each kept in the directory itself.
 
-A directory that was given any holds ``.omnifs-directory``, a manifest of kind ``directory``
-that is shown to nobody. So one rename of the store takes it along with its directory, and
+A directory with attributes holds ``.omnifs-directory``, a hidden manifest of kind
+``directory``. So one rename of the store moves it along with its directory, and
 no store needs to know attributes.
 
-A directory without any costs no request: ``.omnifs/directories`` holds a marker for the
-first two digits of the xxh3-64 of the *name* of every directory that may have some. A
-marker outlives renames above, is never removed, and there are 256 at most: one short
-listing a second shows which directories are worth a look. (One without attributes whose
-name shares the digits of another's costs a look that finds nothing.)
+A directory without attributes costs no request. ``.omnifs/directories`` holds a marker for the
+first two digits of the xxh3-64 of the *name* of every directory that may have attributes. A
+marker outlives renames above it, is never removed, and there are at most 256. So one short
+listing a second shows which directories need a look. (A directory without attributes whose
+name shares its digits with a marked one costs a look that finds nothing.)
 """
 
 import errno
@@ -46,11 +46,11 @@ ATTRIBUTES_NAME = ".omnifs-directory"
 """Hidden in every directory, and refused in paths."""
 MARKERS = f"{RESERVED}/directories"
 NOT_KEPT = -(2**63)
-"""As ``mtime_ns`` of a directory: it has the store's own."""
+"""Value of ``mtime_ns`` for a directory that has the time of the store."""
 _SIZE_BYTES = HEADER_BYTES + 1365
-"""Of every such manifest: it has no body."""
+"""Size of every such manifest, because it has no body."""
 _KEPT_S = 1.0
-"""As long as a mount keeps attributes: what another mount changed shows then."""
+"""Seconds that markers are kept, as long as a mount keeps attributes: changes of another mount show after that."""
 _MOST_KNOWN = 100_000
 _PLAIN_MODE = 0o755
 
@@ -142,7 +142,7 @@ class DirectoryAttributes:
         kept = _readable(self._store, path) if self._markers.cover(path) else None
         if kept is None:
             mode = entry.mode if entry.mode is not None else _PLAIN_MODE
-            # What the store shows now: to set a mode must not move the time.
+            # Keep the time that the store shows now, because to set a mode must not change the time.
             kept = Manifest(kind="directory", mtime_ns=entry.mtime_ns or NOT_KEPT, mode=mode)
         if changes.mode is not None and self._store.keeps_modes:
             self._store.set_mode(path, changes.mode)
@@ -199,7 +199,7 @@ class DirectoryAttributes:
 
     def _put(self, path: str, manifest: Manifest) -> None:
         data = encoded(manifest, path)
-        # First: attributes that no marker stands for are looked for by nobody.
+        # Add the marker first, because nobody looks for attributes without a marker.
         self._markers.add(path)
         self._store.publish(attributes_path(path), data)
         with self._lock:
@@ -251,7 +251,7 @@ class _Markers:
             except UnavailableError as error:
                 self._unanswered = time.monotonic(), str(error)
                 raise
-            # What was marked here stays: a store may list it late.
+            # Keep the markers added here, because a store may list them late.
             self._marked |= found
             self._marked_until = time.monotonic() + _KEPT_S
             return self._marked

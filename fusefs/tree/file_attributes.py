@@ -43,7 +43,8 @@ def _set_on_this_version(files: StripedFiles, path: str, attributes: Attributes)
     with opened as file:
         known = file.manifest
         made = known if known is not None else _manifest_from_plain(files, path, file)
-        # Of this version, and put over it alone: what another mount publishes meanwhile keeps its content.
+        # Put attributes of this version over this version only; a version that another mount publishes keeps its
+        # content.
         changed = replace(made, **attributes.given)
         if files.publisher.replace(path, changed, file.info.entry, was=known):
             return True

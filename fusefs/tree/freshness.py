@@ -13,7 +13,7 @@ __all__ = ["Shown", "names_segments", "shown_at", "with_attributes"]
 
 
 class Shown(Enum):
-    """What a path shows, seen from a version that is open."""
+    """The content of a path, compared with an open version."""
 
     SAME = auto()
     """Just this version, though perhaps with other attributes."""
@@ -23,10 +23,10 @@ class Shown(Enum):
 
 
 def shown_at(files: StripedFiles, path: str, version: OpenVersion) -> Shown:
-    """Compare a version that is open with what is at a path now. May wait for the store.
+    """Compare an open version with the version that is at a path now. May wait for the store.
 
-    The store's word, size and time stamp, settles it where it is that of no other version; else
-    what both hold is compared. A version found to be there takes over its attributes.
+    The store's entry, size and time stamp, decides if no other version can have the same entry. Otherwise the
+    contents of both are compared. If the open version is still there, it takes over the current attributes.
 
     Raises:
         UnavailableError: The store does not answer.
@@ -99,6 +99,6 @@ def _is_same(files: StripedFiles, version: OpenVersion, now: OpenVersion) -> boo
         return False
     if not files.opener.comes_whole(now.info):
         return now.info.entry == version.info.entry
-    # What is no longer at hand would be read where ``now`` lies, and so would be like it.
+    # Compare bytes in memory only: other bytes would be read from the path of ``now``, and so would always be equal.
     mine, found = (file.reader.try_read(0, size_bytes) for file in (version, now))
     return mine is not None and found is not None and mine == found

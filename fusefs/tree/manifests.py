@@ -21,7 +21,7 @@ _MOST_HEADERS = 100_000
 SHORT_BYTES = 64 << 10
 """Manifests of up to this size, of files of some GiB, are read whole at once, and remembered so."""
 _PIECE_BYTES = 4 << 20
-"""Of a longer manifest, read by one request."""
+"""Bytes that one request reads of a longer manifest."""
 _KNOWN_BYTES = 16 << 20
 """Most bytes of whole manifests remembered."""
 
@@ -34,11 +34,11 @@ def is_settled(entry: Entry, now_ns: int) -> bool:
 class ManifestCache:
     """One version of each path; the least recently used go first. Safe in threads.
 
-    The caller puts only settled, whole manifests: what is here is used without another look.
+    The caller puts only settled, whole manifests, because they are used without another check.
 
     Args:
-        most_headers: Headers remembered.
-        most_bytes: Bytes of whole manifests remembered, beside the headers.
+        most_headers: Most headers kept.
+        most_bytes: Most bytes of whole manifests kept, in addition to the headers.
     """
 
     def __init__(self, *, most_headers: int, most_bytes: int) -> None:
@@ -88,7 +88,7 @@ class ManifestCache:
 
 
 def _version(entry: Entry) -> Version:
-    # Not its mode: chmod on the store itself changes no byte.
+    # The mode is left out: chmod on the store itself changes no byte.
     return entry.size_bytes, entry.mtime_ns, entry.version
 
 
@@ -102,13 +102,13 @@ class ManifestReader:
         self.known = ManifestCache(most_headers=_MOST_HEADERS, most_bytes=_KNOWN_BYTES)
 
     def header(self, path: str, entry: Entry, short_bytes: int) -> Header | None:
-        """Read the header at a path; None where a plain file has a manifest's size by chance.
+        """Read the header at a path; None for a plain file that has a manifest's size by chance.
 
         Args:
-            path: Where.
-            entry: What the store says of it.
-            short_bytes: Up to this size all is read, for an open that likely follows. Not for a
-                listing: of ten thousand files that may be hundreds of MiB.
+            path: Path of the file.
+            entry: The store's entry of the path.
+            short_bytes: Files up to this size are read whole, for an open that likely follows. Not for a
+                listing, in which ten thousand files may be hundreds of MiB.
         """
         if (known := self.known.header(path, entry)) is not None:
             return known
@@ -163,7 +163,7 @@ class ManifestReader:
     def _header_in(
         self, path: str, entry: Entry, head: bytes | bytearray, asked_ns: int
     ) -> Header | None:
-        """As ``header``, with the first bytes at hand: those of the header, or all."""
+        """Like ``header``, with the first bytes already read: those of the header, or the whole file."""
         if not head.startswith(MAGIC):
             # The first bytes may be all: then its end needs no request of its own.
             whole = len(head) == entry.size_bytes

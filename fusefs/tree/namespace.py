@@ -43,7 +43,7 @@ __all__ = ["Names", "OpenVersion", "StripedFiles"]
 
 _LOCAL_STREAMS = 4
 _LENT_READS = 6
-"""So many longest reads may be speculative before anything is known of how files are read here."""
+"""Longest reads that may be speculative before it is known how files are read here."""
 
 
 class StripedFiles:
@@ -111,8 +111,8 @@ class StripedFiles:
         self.opener.versions = Versions(self._reading, self.catalog, self.references, self.disk)
 
     def close(self) -> None:
-        """Wait for what is under way and let the store go."""
-        # What readers have not begun nobody waits for; what writers have queued is carried out.
+        """Wait for calls under way and close the store."""
+        # Nobody waits for reads that have not begun, so they are cancelled; queued writes are carried out.
         self._readers.shutdown(cancel_futures=True)
         retire(self)
         # Before the threads that read it: comparing a large copy would be waited for.
@@ -173,14 +173,14 @@ class StripedFiles:
         ready: Callable[[], None] = lambda: None,
         moves_time: bool = True,
     ) -> Published:
-        """Put content at a path, whole, remove what it replaces, and return what is there.
+        """Put complete content at a path, remove the version that it replaces, and return the new version.
 
         Args:
-            path: Where.
-            content: What; durable once ``ready`` has returned.
-            attributes: Beside it.
+            path: Path of the file.
+            content: Content, which is durable once ``ready`` has returned.
+            attributes: Attributes of the file.
             ready: Called just before the file shows; if it raises, nothing changes.
-            moves_time: Whether a new name moves the time of its directory. A mount has done so at its creation.
+            moves_time: Whether a new name changes the time of its directory. A mount changed it when the file was made.
         """
         path = self.visible(path)
         done = self.publisher.publish(path, content, attributes or Attributes(), ready=ready)
@@ -264,7 +264,7 @@ class Names:
     def remove(self, path: str) -> None:
         """Remove a file or link, and its objects when nobody here has it open."""
         path = self._visible(path)
-        # Read before it is gone: afterwards nobody knows which objects were its own.
+        # Read the manifest before the file is gone, because afterwards nobody knows which objects belonged to it.
         replaced = self._catalog.manifest_or_none(path)
         self._store.remove(path)
         self._references.release_or_defer(replaced)
@@ -277,11 +277,11 @@ class Names:
         self._directories.before_rename(source, target)
         self._directories.as_empty(target, lambda: self._store.rename(source, target))
         if replaced is not None and replaced.segments:
-            # What took its place is durable before its objects go: else a power failure could leave neither.
+            # Make the new file durable before the old objects go, or a power failure could lose both.
             self._store.sync(target)
         self._references.release_or_defer(replaced)
         if source != target:
-            # What came to these paths, or below them, has kept its time stamps.
+            # Renamed entries at these paths, or below them, have kept their time stamps.
             self._catalog.forget(source)
             self._catalog.forget(target)
             for above in {parent_of(source), parent_of(target)}:

@@ -1,4 +1,4 @@
-"""Objects of versions that are gone from their path: removed when nobody here reads them."""
+"""Objects of versions that left their path: removed when nobody here reads them any more."""
 
 import os
 import threading
@@ -31,9 +31,10 @@ class ObjectReferences:
             self._pins.update(segment.segment_id for segment in manifest.segments)
 
     def unpin(self, manifest: Manifest) -> None:
-        """Let a version go, and with the last reader the objects that were condemned meanwhile."""
+        """Release a version; its last reader also removes the objects that were condemned meanwhile."""
         if os.getpid() != self._process:
-            return  # forked off: they are still read where they were opened, and the lock may be held by nobody here
+            # a forked process: the parent still reads the objects, and no thread here may be able to release the lock
+            return
         doomed: list[str] = []
         with self._lock:
             for segment in manifest.segments:

@@ -27,7 +27,7 @@ from omniload.base.errors import IntegrityError, OmniloadError, StateError
 __all__ = ["MOST_VERSIONS", "OpenVersion", "Opener", "Versions"]
 
 MOST_VERSIONS = 100
-"""Of a file that others replace meanwhile, one of so many is opened, or gets attributes."""
+"""Versions of a file, replaced by others meanwhile, that are tried before an open or a change of attributes fails."""
 _PLAIN_BLOCK = 1 << 20
 
 
@@ -56,20 +56,20 @@ class OpenVersion:
         self._references = references
         self._open = True
         self.mark = object()
-        """Of this opening of it, and of no other."""
+        """Identity of this opening of the version."""
         self.info = info
         self.manifest = manifest
         self.reader = reader
         self.place = place
-        """Where it lies, by now."""
+        """Present place of the version."""
         self._copy = copy
-        # Bytes at hand may have been replaced by as many before the store was asked.
+        # Before the store was asked, bytes in memory may have been replaced by as many others.
         self.is_known = (manifest is not None or self.reads_path) and _is_known(info.entry)
-        """Whether the store's word for it, ``info.entry``, is that of no other version."""
+        """Whether the store's entry, ``info.entry``, can belong to no other version."""
 
     @property
     def path(self) -> str:
-        """Where it lies by now, as far as this process moved it."""
+        """Present path of the version, as far as this process moved it."""
         return self.place.path
 
     @property
@@ -88,7 +88,7 @@ class OpenVersion:
             self.info = replace(self.info, entry=entry)
 
     def found_as(self, info: FileInfo, manifest: Manifest | None) -> None:
-        """Take over how the store describes this version by now: its attributes may be others."""
+        """Take over the store's present entry of this version, whose attributes may have changed."""
         self.info = info
         if manifest is not None and self.manifest is not None:
             self.manifest = manifest
@@ -175,8 +175,8 @@ class Versions:
         )
 
     def cached(self, path: str, info: FileInfo, data: bytes) -> OpenVersion:
-        """Return a plain version whose bytes are known, at a path where they likely are."""
-        # Read from memory alone: what lies at the path by now may be another's.
+        """Return a plain version whose bytes are known, at the path where they probably are."""
+        # Read from memory only, because the path may hold another version now.
         reader = FileReader(self._engine, [FileSegment.of_bytes(data, 0)])
         place = Place(self._engine.store, path)
         return OpenVersion(self._references, info=info, manifest=None, reader=reader, place=place)
@@ -187,7 +187,7 @@ class Versions:
         self._references.pin(manifest)
 
         def when_missing(object_path: str) -> Exception:
-            # What is known of the path may be of a version that is gone, too.
+            # The cached entry of the path may belong to a removed version, too.
             self._catalog.invalidate(path)
             named = self._catalog.manifest_or_none(path)
             if named is not None and object_path in named.object_paths():
@@ -232,12 +232,12 @@ class Versions:
 
 
 class Opener:
-    """Opens what is at a path: finds out which version that is, while others may replace it.
+    """Opens the file at a path: finds out which version it is, while others may replace it.
 
     Args:
-        catalog: Says what is at a path.
-        versions: Makes what is opened.
-        most_brought: A plain file of up to so many bytes comes with them.
+        catalog: Describes the file at a path.
+        versions: Makes open versions.
+        most_brought: Size in bytes up to which a plain file is read when it is opened.
     """
 
     def __init__(self, catalog: Catalog, versions: Versions, *, most_brought: int) -> None:
@@ -313,12 +313,12 @@ class Opener:
 
 
 def _bring(file: OpenVersion) -> bool:
-    """Have the bytes of a plain file at hand; False where another version is at its path by now.
+    """Read the bytes of a plain file into memory; return False if another version is at its path now.
 
-    A store reads whatever lies at a path. Only between two looks that found the same it is one version.
+    A store reads whatever is at a path. The bytes belong to one version only if a look before and a look after agree.
     """
     is_there = False
-    # What fails though this version is there fails again when it is read, and says so then.
+    # An error although this version is there will occur again, and be reported, when the version is read.
     try:
         with stale_suppressed():
             if not file.reader.cached.is_complete():
@@ -344,7 +344,7 @@ def _plain_piece(place: Place, entry: Entry) -> FileSegment:
     elif is_settled(entry, time.time_ns()):
         version = f"{entry.mtime_ns}-{entry.size_bytes}"
     else:
-        # A name for this opening alone: a time stamp so young may be that of two versions.
+        # Use a unique name for this opening: two versions may share so recent a time stamp.
         version = uuid.uuid4().hex
     return FileSegment(
         start=0,

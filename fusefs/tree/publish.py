@@ -20,7 +20,7 @@ _LOG = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What came to a path."""
+    """The result of publishing at a path."""
 
     is_new: bool
     """Whether nothing was there."""
@@ -51,17 +51,17 @@ class Publisher:
         *,
         ready: Callable[[], None] = lambda: None,
     ) -> Published:
-        """Put content at a path, whole, and remove what it replaces.
+        """Put complete content at a path, and remove the version that it replaces.
 
         Args:
-            path: Where.
-            content: Its objects need not be durable yet.
-            attributes: Beside it.
-            ready: Returns when they are, just before the file shows; if it raises, nothing
+            path: Path of the file.
+            content: Content; its objects need not be durable yet.
+            attributes: Attributes of the file.
+            ready: Returns when the objects are durable, just before the file shows; if it raises, nothing
                 changes. May be called again.
 
         Returns:
-            What is there now.
+            The version that is there now.
         """
         found: list[Entry | None] = []
         replaced: list[Manifest | None] = []
@@ -82,7 +82,7 @@ class Publisher:
         self._catalog.invalidate(path)
         gone = [known for known in replaced if known is not None and known.segments]
         if gone or (manifest is not None and manifest.segments):
-            # Objects are durable by now. A path that names them is before others are removed for it.
+            # The new objects are durable now. Make the path that names them durable before the old objects are removed.
             self._store.sync(path)
         self.remove_replaced(path, gone, manifest.object_paths() if manifest is not None else ())
         info = described(entry, manifest) if entry is not None else None
@@ -91,13 +91,13 @@ class Publisher:
     def replace(
         self, path: str, manifest: Manifest, over: Entry, *, was: Manifest | None = None
     ) -> bool:
-        """Put a manifest in the place of one version; False where another is there by now, and stays.
+        """Replace one version by a manifest; return False if another version is there now, which stays.
 
         Args:
-            path: Where.
-            manifest: What.
-            over: Of that version.
-            was: Its manifest, if it has one.
+            path: Path of the file.
+            manifest: The new manifest.
+            over: Entry of the version to replace.
+            was: Manifest of that version, if it has one.
         """
 
         def check(there: Entry | None) -> None:
@@ -116,15 +116,15 @@ class Publisher:
     def remove_replaced(
         self, path: str, replaced: list[Manifest], kept: Iterable[str] = ()
     ) -> None:
-        """Remove the objects of replaced versions, but for those that the path needs.
+        """Remove the objects of replaced versions, except those that the path needs.
 
-        Another mount may have built on a version in the moment before this one replaced it,
-        and published over this one since.
+        Another mount may have built on a version in the moment before this mount replaced it,
+        and may have published over the new version since.
 
         Args:
-            path: Where they were.
-            replaced: What each of them was.
-            kept: Paths of objects that are needed, as is known without asking.
+            path: Path of the versions.
+            replaced: Manifest of each version.
+            kept: Paths of objects that are known to be needed without asking the store.
         """
         kept = set(kept)
         if all(kept.issuperset(manifest.object_paths()) for manifest in replaced):
@@ -142,7 +142,7 @@ class Publisher:
             self._references.release_or_defer(manifest, kept)
 
     def _let_read(self, path: str, manifest: Manifest, known: Manifest | None) -> None:
-        """Give the objects of a file its mode, but for those that have it from the version before."""
+        """Give the objects of a file its mode, except objects that have it from the previous version."""
         if not self._store.keeps_modes or not manifest.segments:
             return
         # A request for each object else, at every fsync of a file that grows.
@@ -173,7 +173,7 @@ def _needed_manifest(content: Content, attributes: Attributes) -> Manifest | Non
 
 
 def _kept_mode(mode: int | None) -> int | None:
-    """Return a mode as stores want it: None for that of any file."""
+    """Return a mode in the form that stores want: None for the default mode of files."""
     return None if mode == PLAIN_MODE else mode
 
 

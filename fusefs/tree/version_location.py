@@ -1,4 +1,4 @@
-"""Where an open version lies, and whether it still does: a store reads whatever is at a path by then."""
+"""The place of an open version, and whether it is still there: a store reads whatever is at a path."""
 
 import errno
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ class Place:
             found = self._store.stat(path)
         except (OSError, OmniloadError):
             return None  # gone or out of reach: its next read says so
-        # Not what was renamed: another mount was there in between.
+        # This is not the renamed version: another mount replaced it in between.
         if found.is_directory or found.size_bytes != self.entry.size_bytes:
             return None
         self.entry = found
