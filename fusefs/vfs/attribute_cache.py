@@ -18,13 +18,13 @@ __all__ = ["TTL_S", "AttributeCache"]
 TTL_S = 1.0
 """How long attributes are kept, here and in the kernel."""
 _MISSED_S = 0.1
-"""As long as a file may be made where a look-up found nothing: the kernel asks for it right behind that."""
+"""Time in which a file may be created after a look-up found nothing: the kernel creates it directly afterwards."""
 _MOST_MISSED = 1000
 _MOST_INFOS = 200_000
 
 
 class AttributeCache:
-    """What the store said of paths a moment ago.
+    """The store's recent answers about paths.
 
     Args:
         clock: Seconds.
@@ -36,7 +36,7 @@ class AttributeCache:
         self._missed: Lru[str, float] = Lru(_MOST_MISSED)
         """Paths of which the kernel has just heard that nothing is there."""
         self.num_changes = 0
-        """Of paths, so that what was asked before a change is not remembered after it."""
+        """Number of changes of paths, so that an answer asked for before a change is not remembered after it."""
 
     def known(self, path: str) -> FileInfo | None:
         """Return what the store said of a path less than ``TTL_S`` ago."""
@@ -86,6 +86,6 @@ class AttributeCache:
         self._missed.put(path, self._clock() + _MISSED_S)
 
     def was_just_missed(self, path: str) -> bool:
-        """Return whether a path was looked up in vain a moment ago; once for each look-up."""
-        # Once: of two who looked it up in vain, the second finds what the first has made.
+        """Return whether a look-up of a path just found nothing; each look-up counts once."""
+        # Count it once: if two callers looked it up in vain, the second must find the file that the first has made.
         return (self._missed.pop(path) or 0.0) > self._clock()

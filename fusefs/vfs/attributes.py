@@ -34,10 +34,10 @@ class Entries:
         self._session = session
 
     async def of(self, node: Node) -> Entry:
-        """Describe an inode, and count its size among those that went to the kernel.
+        """Describe an inode, and count its size as one that the kernel was sent.
 
         Raises:
-            OSError: ``ESTALE`` where its name leads to it no more.
+            OSError: ``ESTALE``: its name does not lead to it any more.
         """
         entry = await self._described_now(node)
         node.advertise(entry.size_bytes)
@@ -49,7 +49,7 @@ class Entries:
         assert body is not None
         mode = stat_bits.S_IFREG | mode_of(body)
         entry = self._attributes(node.number, mode, body.size_bytes, body.pending.mtime_ns)
-        # As fstat of any file system says of what was removed, or replaced.
+        # Any file system's fstat reports a removed or replaced file with no links.
         return entry if node.is_attached else entry._replace(nlink=0)
 
     def of_info(self, number: int, info: FileInfo) -> Entry:
@@ -78,7 +78,7 @@ class Entries:
         try:
             info = await session.info(node.path())
         except FileNotFoundError as error:
-            # Where another mount removed it: O_CREAT must learn that from a look-up, and not fail here.
+            # Another mount removed the file: O_CREAT must learn that from a look-up, and not fail here.
             raise stale() from error
         if body_of(node) is not None:
             return self.of_body(node)  # opened meanwhile, and perhaps as another version
@@ -128,7 +128,7 @@ class AttributeRequests:
         """Change size, mode or time. Owners are not kept: changing them is refused."""
         node = self._session.changeable(inode)
         wanted, owner = (change.uid, change.gid), self._session.owner
-        # To ask for the owner that it has already changes nothing: cp -p does.
+        # A request for the present owner changes nothing: cp -p makes one.
         if any(w not in {None, mine} for w, mine in zip(wanted, owner, strict=True)):
             raise PermissionError(errno.EPERM, "a store keeps no owners")
         if change.size_bytes is not None:
@@ -275,7 +275,7 @@ class ExtendedAttributeRequests:
             return xattrs_of(node.body)
         path = self._opening.path_of_named(node)
         info = await self._session.info(path)
-        # Known by its size: of a file that has no manifest nothing is read.
+        # The size shows that a file has no manifest, so nothing is read.
         if info.stored == "plain":
             return {}
         return await self._session.wait(xattrs_at, self._session.files, path)

@@ -1,4 +1,4 @@
-"""Flushing and letting go: what is published when, and what becomes of a handle whose flush fails."""
+"""Flush and release: the time of publishing, and the handles whose flush fails."""
 
 from contextlib import suppress
 from functools import partial
@@ -20,19 +20,19 @@ class Closing:
         self._names = names
 
     async def flush(self, handle: Handle, *, last: bool) -> None:
-        """Publish what was written, so that the next open of the file sees all of it.
+        """Publish the written bytes, so that the next open of the file sees all of them.
 
         Args:
-            handle: Of the file.
-            last: False where writing likely goes on.
+            handle: Handle of the file.
+            last: False if writing will probably continue.
 
         Raises:
-            OSError: As ``OpenFile.flush``.
+            OSError: Same as ``OpenFile.flush``.
         """
         body = handle.body
         if body.pending.dirty and (body.pending.path is not None or body.pending.replaced):
             try:
-                # While nobody looks what its path shows: that would be taken for another mount's.
+                # Publish while nobody looks at the path, because the new version would be taken for another mount's.
                 publish = partial(self._publish, body, last=last)
                 await self._session.rounds.exclusive(handle.node, publish)
             finally:
@@ -53,8 +53,8 @@ class Closing:
         if (version := handle.body.content.bytes.version) is not None:
             version.reader.ahead.closed(number)
         try:
-            # A mapping that was written behind the last close comes with the release of its handle. What fails
-            # here nobody hears of, so the last one of all tries once more.
+            # Writes through a mapping after the last close arrive with the release of its handle. Nobody is told of an
+            # error here, so the very last release tries once more.
             if handle.node.opens == 1 or (handle.writes and handle.node.writers == 1):
                 await self.flush(handle, last=True)
         except GeneratorExit:

@@ -1,11 +1,11 @@
-"""Inodes: numbers the kernel holds for paths, and what is open behind them.
+"""Inodes: numbers by which the kernel knows paths, and the files that are open under them.
 
-A file that is created is known here alone until its first flush, so that nobody else
-sees half of it; lookups and listings of this mount add it. A path belongs to the chain
-of nodes above, so renaming a directory renames everything below it at once.
+A new file is known only here until its first flush, so that nobody else
+sees half of it; lookups and listings of this mount add it. A path is made from the chain
+of nodes above it, so renaming a directory renames everything below it at once.
 
-Numbers come from the names that lead to an inode when the kernel first hears of it. So a file that
-the kernel has forgotten has its old number again when it is found again, in this process or
+A number is derived from the names that lead to an inode when the kernel first hears of it. So a file that
+the kernel has forgotten gets its old number when it is found again, in this process or
 the next, unless it was renamed or an inode that is still in use has that number.
 """
 
@@ -48,16 +48,16 @@ class Node:
     """None for the root and for what was unlinked."""
     name: str
     children: "dict[str, Node]" = field(default_factory=dict)
-    """What the kernel knows below, and what is open there."""
+    """Nodes below that the kernel knows, or that are open."""
     lookups: int = 0
     """How often the kernel looked it up and has not forgotten it."""
     body: OpenFile | None = None
     """Set while it is open."""
     opens: int = 0
     readers: int = 0
-    """Of the opens, those that may read."""
+    """Number of opens that may read."""
     writers: int = 0
-    """Of the opens, those whose close publishes."""
+    """Number of opens whose close publishes."""
     kind: str | None = None
     """File, directory or link, as far as it is known: an inode is never of two kinds."""
     num_moves: int = 0
@@ -65,9 +65,9 @@ class Node:
     cached_version: Hashable | None = None
     """Names the version whose bytes the kernel's page cache holds, if it is known."""
     advertised_size: int | None = None
-    """Size that was advertised to the kernel since it last had to ask; ``SEVERAL`` where there were more than one."""
+    """Size sent to the kernel since it last had to ask; ``SEVERAL`` if more than one was sent."""
     kernel_size: int | None = None
-    """What the kernel's inode has for its size, by answers and its own writes; ``SEVERAL`` after answers of others."""
+    """Size in the kernel's inode, by answers and its own writes; ``SEVERAL`` after answers with different sizes."""
     resized_s: float = float("-inf")
     """When an answer, not a write of the kernel's, last gave the inode another size."""
     changed_at: int = 0
@@ -97,14 +97,14 @@ class Node:
     def resizes(self) -> bool:
         """Whether the kernel may be taking over another size just now.
 
-        It makes attributes valid a moment before it stores their size, and ``fstat`` takes no lock: beside an
-        answer that brings another size, ``fstat`` of another process could show the size of before. Attributes
-        that are never valid are asked for, and shown as they were answered.
+        The kernel makes attributes valid a moment before it stores their size, and ``fstat`` takes no lock. So while
+        an answer brings another size, ``fstat`` of another process could show the previous size. Attributes with a
+        validity of zero are always asked for, and shown as they were answered.
         """
         return time.monotonic() - self.resized_s < _RESIZED_S
 
     def would_resize(self, size_bytes: int) -> bool:
-        """As ``resizes``, once a size is advertised."""
+        """Like ``resizes``, if a size were sent now."""
         return self.kernel_size not in {None, size_bytes} or self.resizes
 
     @property
@@ -232,10 +232,10 @@ class InodeTable:
         tree = cls()
         lines = list(state)
         for number, _, name, lookups in lines:
-            # What sizes the process before answered is not sent: the next one is taken for another.
+            # The state has no record of sizes that the previous process sent, so the next size counts as another one.
             node = Node(number, None, from_text(name), lookups=lookups, kernel_size=SEVERAL)
             tree._nodes[number] = node
-        # A second turn: a line may come before that of its parent.
+        # In a second pass, because a line may come before that of its parent.
         for number, above, _, _ in lines:
             if above:
                 node, parent = tree._nodes[number], tree._nodes[above]
@@ -263,7 +263,7 @@ def _new_number(parent: Node, name: str, taken: Container[int]) -> int:
     """Return a number for a name that no other inode has."""
     key, attempt = f"{parent.number}/".encode() + os.fsencode(name), 0
     while True:
-        # By the number above and not the path: a folder that was renamed keeps those below it.
+        # Use the number of the parent, not its path, so that the files below a renamed folder keep their numbers.
         digest = hashlib.blake2b(key, digest_size=8, salt=attempt.to_bytes(8, "little"))
         number = int.from_bytes(digest.digest(), "little") % _NUMBERS
         if number > ROOT and number not in taken:

@@ -25,7 +25,7 @@ from omniload.base.errors import OmniloadError
 __all__ = ["CreationRequests", "ListingRequests", "NameRequests"]
 
 _RENAME_NOREPLACE = 1
-"""Of renameat2; its others are to exchange two names, and to leave a whiteout."""
+"""Flag of renameat2; its other flags exchange two names, or leave a whiteout."""
 
 
 class ListingRequests:
@@ -122,7 +122,7 @@ class ListingRequests:
             if node is not None and node.would_resize(entry.size_bytes):
                 entry = entry._replace(attr_timeout_s=0)
             if node is not None and not node.is_attached:
-                entry = entry._replace(entry_timeout_s=0)  # its name leads elsewhere by now
+                entry = entry._replace(entry_timeout_s=0)  # its name now leads elsewhere
             self._line_bytes = entry.size_bytes
             yield Named(os.fsencode(name), entry)
 
@@ -293,7 +293,7 @@ class CreationRequests:
                 raise
         node = self._names.child(above, text, "file")
         node.lookups += 1
-        path = above.child_path(text)  # a directory above may be renamed by now
+        path = above.child_path(text)  # a directory above may have been renamed in the meantime
         node.body = OpenFile(self._session.files, self._session.place, path, None)
         permissions = stat_bits.S_IMODE(mode)
         # A mode like any plain file's needs no manifest.

@@ -46,15 +46,15 @@ class Opening:
         self._closing = closing
 
     async def open(self, node: Node, flags: int) -> Opened:
-        """Open a file as it is now in the store, or as it is being written here.
+        """Open a file in its present version in the store, or as it is being written here.
 
         Raises:
-            OSError: ``ESTALE``: its name leads elsewhere by now; the kernel looks it up again.
+            OSError: ``ESTALE``: its name now leads elsewhere; the kernel looks it up again.
         """
         looks = True
         while node.body is None:
             looks = False
-            # Nobody reads what is cut at once.
+            # Nobody reads bytes that are truncated at once.
             brings = not flags & os.O_TRUNC
             await self._session.rounds.call(node, partial(self._open_or_look, node, brings=brings))
         # Or it was closed by its last handle while this one waited: then all began anew.
@@ -72,10 +72,10 @@ class Opening:
             raise stale() from error
 
     async def _open_or_look(self, node: Node, *, brings: bool) -> None:
-        """Find out what a file is now, and hold that version open until somebody has a handle.
+        """Find out the present version of a file, and keep it open until somebody has a handle.
 
         Raises:
-            OSError: ``ESTALE``: its name leads elsewhere by now; the kernel looks it up again.
+            OSError: ``ESTALE``: its name now leads elsewhere; the kernel looks it up again.
         """
         if node.body is None:
             opened = await self._open_at_name(node, brings=brings)
@@ -123,7 +123,7 @@ class Opening:
         return answer._replace(keep_cache=keep, local_fd=self._local_copy(node, version))
 
     async def _fresh_body(self, node: Node, opened: OpenVersion) -> OpenFile:
-        """Return a body of a version that was just opened, at the path its node has by now."""
+        """Return a body of a version that was just opened, at the present path of its node."""
         try:
             while (path := self.path_of_named(node)) != opened.path:
                 await self._session.wait(opened.moved, path)
@@ -133,10 +133,10 @@ class Opening:
         return OpenFile(self._session.files, self._session.place, path, opened)
 
     def _tell_size(self, node: Node, body: OpenFile) -> None:
-        """Have the kernel ask for attributes again that this open has found outdated.
+        """Make the kernel ask again for attributes that this open has found outdated.
 
-        The kernel keeps a size for a second, and reads no further: of a file that another mount
-        has replaced by a longer one it would read the beginning.
+        The kernel keeps a size for a second, and does not read past it. If another mount
+        has replaced a file by a longer one, it would read only the beginning.
         """
         version, kernel = body.content.bytes.version, self._session.kernel
         if body.pending.path is not None:
@@ -177,7 +177,7 @@ def _token(version: OpenVersion) -> Hashable:
 
 
 class ContentRequests:
-    """How files are opened, read, written and let go."""
+    """Requests that open, read, write and release files."""
 
     def __init__(self, session: Session, opening: Opening, closing: Closing) -> None:
         self._session = session

@@ -1,19 +1,19 @@
-"""What the requests of one mount share: its inodes, its handles, what is known of paths, and the store.
+"""State that the requests of one mount share: its inodes, its handles, recent answers about paths, and the store.
 
 ::
 
-    Session --- inodes, handles, attributes: state, which asks nobody
-       |------- rounds, inline: how requests at once share a question, and where it is asked
+    Session --- inodes, handles, attributes: state, which makes no requests
+       |------- rounds, inline: how concurrent requests share a call, and which thread makes it
        v
-    Lookup, Closing, Opening, Entries: what becomes of a name, a handle, an open, an inode
+    Lookup, Closing, Opening, Entries: the rules for a name, a handle, an open, an inode
        v
     names, attributes, opening: one class for each kind of request
 
-A disk of this machine says in microseconds what is at a path, and takes a small new file in a few more. A
-thread that is woken for it, and wakes the loop again, costs ten times as much. But the loop answers nobody
-while a call lasts, and a busy disk answers late: so a call that waited long is followed by a time in which
-threads make the calls. A call that only lost its core to another program waited for no disk: threads would
-have lost it as well.
+A local disk answers in microseconds what is at a path, and takes a small new file in a few more. To wake a
+thread for such a call, which then wakes the loop again, costs ten times as much. But the loop answers nobody
+during a call, and a busy disk answers late. So after a call that waited long, threads make the calls
+for a while. A call that only lost its core to another program did not wait for a disk, and a thread would
+have lost the core as well.
 """
 
 import errno
@@ -55,7 +55,7 @@ __all__ = [
 _QUICK_S = 0.005
 """A call of up to this delays other requests no more than a large read does."""
 _REST = 10
-"""A longer one is followed by so many times its length without another: slow calls take a tenth of the loop."""
+"""Rest after a longer call, in multiples of its length: slow calls take at most a tenth of the loop's time."""
 # Above all that names are hashed to (52 bits).
 STATS_INODE = 2**63 - 1
 STATS_DIRECTORY_INODE = 2**63 - 2
@@ -120,29 +120,29 @@ class _Round:
     """One call of the function: callers before its beginning share its answer."""
 
     has_begun: bool
-    """True from the first for a change, which is not shared."""
+    """Whether the round has begun; True from the start for a change, which is not shared."""
     answer: "Future[Any]" = field(default_factory=Future)
-    """Cancelled where the task that ran the function was stopped; those that share it begin anew."""
+    """Answer of the round; cancelled if the task that ran the function was stopped, and then callers start anew."""
 
 
 class FreshSingleFlight:
-    """Rounds of calls, one after the other for each key: nobody gets an answer that was under way before they called.
+    """Rounds of calls, one after the other for each key: no caller gets an answer that was asked for before it called.
 
     The processes of a node open one checkpoint in the same moment, and each must learn what the
-    store holds *now*: what was closed elsewhere before it asked. So no caller may take the answer
-    of a round that was under way when it called; but all that come meanwhile wait together for
+    store holds *now*, including files that were closed elsewhere before it asked. So no caller may take the answer
+    of a round that was under way when it called. All callers that arrive during a round wait together for
     the next round, and share its answer::
 
         calls     a     b c       d
         round     |--1--|---2---|---3---|
         answered        a       b c     d
 
-    However many call at once, the store is asked twice in a row. A change of the same key has a
+    However many callers there are at once, the store is asked twice in a row. A change of the same key has a
     round of its own, which no caller shares.
 
-    Used on one thread, that of the mount's loop. The first caller of a round runs the function itself; what
-    it raises reaches all that share the round. A function must not call with its own key: it would wait for
-    itself.
+    Used on one thread, that of the mount's loop. The first caller of a round runs the function itself; an exception
+    of the function reaches all callers that share the round. A function must not call with its own key, because it
+    would wait for itself.
     """
 
     def __init__(self) -> None:
@@ -226,7 +226,7 @@ class Session:
         self.handles = HandleTable()
         self.attributes = AttributeCache()
         self.rounds = FreshSingleFlight()
-        """By path: what is there. By node: which version an open shows."""
+        """Rounds by path: the file that is there. Rounds by node: the version that an open shows."""
         self.leaving = LeavingPaths()
         self.owner = (os.getuid(), os.getgid())
         self.inline = InlineCalls(answers_at_once=files.store.answers_at_once)
@@ -240,7 +240,7 @@ class Session:
         Returns:
             Paths of files that could not be published.
         """
-        # Of what has not begun nobody hears the answer, and behind a store that hangs it may be hundreds of calls.
+        # Nobody waits for calls that have not begun, and there may be hundreds of them if the store hangs.
         self._pool.shutdown(wait=False, cancel_futures=True)
         bodies = [handle.body for handle in self.handles.files.values()]
         lost = flush_all(bodies, within_s=_LAST_PUBLISH_S)
@@ -286,8 +286,8 @@ class Session:
         return self.kernel is not None and self.kernel.passes_through(node.number)
 
     async def _ask_info(self, path: str) -> FileInfo:
-        # What the round before has just brought serves all requests that come now, so also those that
-        # asked a moment ago too: only where nothing was there, or it changed here, is it asked again.
+        # The answer of the previous round serves all requests that come now, including requests that asked a moment
+        # ago. The store is asked again only if nothing was there, or if the path changed here.
         if (known := self.attributes.known(path)) is not None:
             return known
         before = self.attributes.num_changes

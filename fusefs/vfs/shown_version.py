@@ -1,22 +1,22 @@
-"""Which inode a name leads to now, where its file may be open as a version that its path shows no more.
+"""The inode that a name leads to now, if its file is open as a version that its path no longer shows.
 
-The kernel keeps one page cache and one size for each inode, shared by all its handles. So an inode
-that is being read shows one version for as long, and what this mount makes of it: a table::
+The kernel keeps one page cache and one size for each inode, shared by all its handles. So while an inode
+is being read, it shows one version, and the changes that this mount makes to it. This table decides::
 
     the path shows       changed here   read by somebody   written only    passed through
     the same version     HERE           HERE               HERE            HERE
     another version      HERE           ELSEWHERE          ANEW            ELSEWHERE
     nothing              HERE           ELSEWHERE          ELSEWHERE       ELSEWHERE
 
-An inode that nobody has open is in no row: it takes up whatever its path shows, and the next
-open has the kernel drop its pages.
+An inode that nobody has open is in no row. It takes up whatever its path shows, and the next
+open makes the kernel drop its pages.
 
-A look asks the store, which takes a while; what it found may be of no use by then::
+A look asks the store, which takes a while, and its result may be outdated when it arrives::
 
     Seen --before--> HERE | ELSEWHERE, or the store is asked
     Seen again, and what its path shows --after--> a place of the table, or None: look again
 
-``Lookup`` carries these questions to the store; what it does with the answers is decided without it.
+``Lookup`` carries these questions to the store; this module decides what follows from the answers.
 """
 
 import errno
@@ -35,14 +35,14 @@ __all__ = ["Leads", "Lookup", "Seen", "after", "before", "is_open", "leads"]
 
 
 class Leads(Enum):
-    """Where a name leads from now on."""
+    """The inode to which a name leads from now on."""
 
     HERE = auto()
-    """To the inode it leads to, as that is."""
+    """The present inode, unchanged."""
     ANEW = auto()
-    """To the same inode, which takes up what the path shows."""
+    """The same inode, which takes up what the path shows."""
     ELSEWHERE = auto()
-    """To another inode, or to none: this one keeps its version, for its open handles."""
+    """Another inode, or none: the present one keeps its version for its open handles."""
 
 
 def leads(shown: Shown, *, is_changed: bool, num_readers: int, passes_through: bool) -> Leads:
@@ -63,7 +63,7 @@ def leads(shown: Shown, *, is_changed: bool, num_readers: int, passes_through: b
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a look has to know of an inode, at one moment."""
+    """The facts about an inode that a look needs, at one moment."""
 
     body: OpenFile | None
     """None where it is not open."""
@@ -156,7 +156,7 @@ class Lookup:
         body = node.body
         version = body.version if body is not None else None
         if version is not None and body is not None and body.pending.path is not None:
-            # What is known for a second settles it without the store, as long as it says the same as at the open.
+            # An answer of the last second decides without the store, if it still equals the entry at the open.
             known = known or self._session.attributes.known(body.pending.path)
             if known is not None and known.entry == version.info.entry:
                 return True
@@ -183,7 +183,7 @@ class Lookup:
                 assert asked.version is not None
                 shown = await session.wait(shown_at, session.files, asked.path, asked.version)
                 where = after(asked, self._seen(node, node.body), shown)
-            # Of another state of things, which whoever brought it about may have published by now.
+            # The state has changed since, and the process that changed it may have published now.
             if where is None:
                 continue
             if where is Leads.HERE:

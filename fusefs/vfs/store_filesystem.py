@@ -1,8 +1,8 @@
-"""A store as the kernel bindings show it: requests go to those that answer them, and the mount to the next process.
+"""The file system of a store for the kernel bindings: passes requests on, and hands the mount to the next process.
 
-Suspension: every handler runs on the mount's one thread. What memory answers
+Suspension: every handler runs on the mount's one thread. A request that memory can answer
 (attributes known for under a second, blocks in the cache, a write that fits the window) is
-answered without suspending. Everything else awaits the store in a worker thread, or the
+answered without suspending. Every other request awaits the store in a worker thread, or the
 futures of the blocks it needs, which other requests may share. Nodes are touched only on
 the mount's thread, never in a worker, and never assumed unchanged across an await.
 """
@@ -41,7 +41,7 @@ from omniload.base.errors import OmniloadError, StateError
 __all__ = ["StoreFileSystem"]
 
 _STATE_VERSION = 1
-"""Of what one process sends the next."""
+"""Version of the state that one process sends to the next."""
 
 
 class StoreFileSystem(FileSystem):

@@ -123,7 +123,7 @@ class SpooledContent:
     ) -> None:
         self._files = files
         self._base: tuple[Segment, ...]
-        """What the spool lies over and a splice may keep."""
+        """Segments below the spool, which a splice may keep."""
         reader: FileReader | None
         if loose is None:
             self._base = spliceable(opened.manifest) if opened is not None else ()
@@ -132,7 +132,7 @@ class SpooledContent:
             self._base, reader = segments_of(loose), files.opener.versions.reader_of(loose)
         self.spool = Spool(place, granule_bytes_of(files, path), reader)
         try:
-            # Of bytes that the next version cannot share, all are fetched while their version is there.
+            # If the next version cannot share bytes with its base, fetch them all while the base is there.
             if not self._base:
                 self.spool.hold_all()
         except BaseException:
@@ -151,7 +151,7 @@ class SpooledContent:
         return self.spool.granules.num_missing() > 0
 
     def try_read(self, offset: int, size_bytes: int, process: int) -> bytes | None:
-        """Return bytes that are at hand; None where reading would wait. Never waits."""
+        """Return bytes that are in memory; None if reading would have to wait. Never waits."""
         del process
         return self.spool.try_read(offset, size_bytes)
 
@@ -193,20 +193,20 @@ class SpooledContent:
 def is_there(
     files: StripedFiles, path: str | None, shown: Manifest | None, segments: Sequence[Segment]
 ) -> bool:
-    """Return whether another mount has left alone what the next version takes over from the one that is open.
+    """Return whether another mount has left intact the segments that the next version takes from the open one.
 
     Args:
         files: The namespace.
-        path: Where the file is published, if it is.
-        shown: The manifest of the version that is open.
-        segments: Of the next version.
+        path: Path at which the file is published, if it is.
+        shown: The manifest of the open version.
+        segments: Segments of the next version.
     """
     shared = ids_of(segments) & ids_of(spliceable(shown))
     return not shared or path is None or names_segments(files, path, shared)
 
 
 class CleanContent:
-    """Bytes that are those of a version, or none of a file that is new."""
+    """Bytes of a version without changes, or the empty content of a new file."""
 
     state = ContentState.CLEAN
     needs_version = True
@@ -223,7 +223,7 @@ class CleanContent:
         return self.version.reader.size_bytes if self.version is not None else 0
 
     def try_read(self, offset: int, size_bytes: int, process: int) -> bytes | memoryview | None:
-        """Return bytes that are at hand; None where reading would wait. Never waits."""
+        """Return bytes that are in memory; None if reading would have to wait. Never waits."""
         if self.version is None:
             return None
         reader = self.version.reader
@@ -234,17 +234,17 @@ class CleanContent:
 
     def writes_now(self, path: str, offset: int, size_bytes: int) -> bool:
         """Return whether a write would be taken without waiting for the store."""
-        # Of a file made here: nothing is asked of the store before a unit is full.
+        # A new file makes no request to the store before a unit is full.
         is_new = self.version is None and offset == 0
         return is_new and size_bytes < self._files.config.striping_of(path).unit
 
     def seal(self, path: str, shown: Manifest | None, *, last: bool) -> Content:
-        """Return the content to publish: none was written, so it is that of a new file."""
+        """Return the content to publish: as nothing was written, it is that of a new file."""
         del path, shown, last
         return b""
 
     def take_loose(self) -> Content:
-        """Nothing lies beside the version."""
+        """Return no loose content, because nothing was written."""
         return b""
 
     def lies_over(self, opened: OpenVersion) -> None:
@@ -278,7 +278,7 @@ class SequentialContent:
         return self.writer.is_small
 
     def try_read(self, offset: int, size_bytes: int, process: int) -> None:
-        """Nothing is at hand: what was appended was sent."""
+        """Return None: no byte is in memory, because appended bytes were sent."""
         del offset, size_bytes, process
 
     def writes_now(self, path: str, offset: int, size_bytes: int) -> bool:
@@ -292,17 +292,17 @@ class SequentialContent:
         return self.writer.seal(last=last)
 
     def take_loose(self) -> Content:
-        """Nothing is durable beside what is published."""
+        """Return no loose content, because only published bytes are durable."""
         return b""
 
     def lies_over(self, opened: OpenVersion) -> None:
         """The writer knows by itself what it wrote."""
 
     def close(self, kept: Manifest | None) -> None:
-        """What was written is published."""
+        """End after the written bytes were published."""
 
     def abandon(self, kept: Manifest | None) -> None:
-        """Let go what was written and not flushed."""
+        """Discard bytes that were written and not flushed."""
         del kept
         self.writer.abandon()
 
@@ -323,11 +323,11 @@ class FileContent:
         """The newest version of the store that is open, in every state."""
         self.bytes: CleanContent | SequentialContent | SpooledContent
         self.bytes = CleanContent(files, opened)
-        """Where the bytes are: asked at every read and write."""
+        """Present content; it answers every read and write."""
 
     @property
     def manifest(self) -> Manifest | None:
-        """Of the version that is open."""
+        """Manifest of the open version."""
         return self.opened.manifest if self.opened is not None else None
 
     def sequential(self, path: str) -> FileWriter:
@@ -371,7 +371,7 @@ class FileContent:
         """
         if isinstance(self.bytes, SequentialContent):
             self.bytes.writer.settle()
-        # As late as can be: what another mount publishes from now on, it publishes over this.
+        # Check as late as possible: a version that another mount publishes from now on replaces this one.
         if not is_there(self._files, path, self.manifest, segments_of(content)):
             raise OSError(errno.ESTALE, "another mount replaced what this builds on", path)
 

@@ -157,7 +157,7 @@ class OpenFile:
                 self.content.clean()
 
     def take_up(self) -> None:
-        """Become what the path shows now. For a body that nobody reads: what they read would change."""
+        """Become the version that the path shows now. Only for a body without readers, whose bytes would change."""
         with self.lock:
             # Asked again under the lock: it may have been changed, or unlinked, since that was decided.
             if self.version is not None and self.pending.path is not None:
@@ -209,7 +209,7 @@ def _publish(files: StripedFiles, body: OpenFile, path: str, content: Content) -
     def ready() -> None:
         body.content.settle(path, content)
 
-    # The time of its folder moved when the file was made here, or by whoever made it.
+    # The time of the directory changed when the file was created, here or elsewhere.
     done = files.publish(path, content, now, ready=ready, moves_time=False)
     files.references.discard(loose, kept=Manifest(mtime_ns=0, segments=segments_of(content)))
     return done
@@ -221,14 +221,14 @@ def _hold(body: OpenFile, opened: OpenVersion) -> None:
 
 
 def flush_all(bodies: Iterable[OpenFile], *, within_s: float) -> list[str]:
-    """Publish what was written to files that nobody has closed, as they are now.
+    """Publish the present content of files that are still open for writing.
 
-    A mount that is asked to end does what any filesystem does at its unmount: it keeps
-    what was written. Call it when no request is under way any more.
+    A mount that is asked to end keeps what was written, as any filesystem does at its unmount.
+    Call this when no request is under way any more.
 
     Args:
-        bodies: Open files, in any order; the same one may come twice.
-        within_s: Seconds after which the rest is given up; a store call under way then
+        bodies: Open files, in any order; the same file may occur twice.
+        within_s: Seconds after which the remaining files are given up; a store call that is then under way
             ends by its own limits.
 
     Returns:

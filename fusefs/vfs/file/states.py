@@ -48,7 +48,7 @@ __all__ = [
 
 
 class Flush(Enum):
-    """What a flush has to publish."""
+    """The kind of content that a flush has to publish."""
 
     NOTHING = auto()
     ATTRIBUTES = auto()
@@ -60,7 +60,7 @@ class Unpublished:
     """State of one open file."""
 
     path: str | None
-    """Where it is published; None once it is unlinked, or replaced."""
+    """Path at which the file is published; None once it is unlinked or replaced."""
     change_ns: int
     """Time of the last change of content."""
     dirty: bool
@@ -105,7 +105,7 @@ class Unpublished:
     def attributes_changed(self, attributes: Attributes) -> None:
         """Note attributes that go out with the next flush."""
         self.attributes = replace(self.attributes, **attributes.given)
-        # Beside content that is on its way they go out with it, in one manifest.
+        # If content is pending, the attributes go out with it, in one manifest.
         self.only_attributes = self.only_attributes or not self.dirty
         self.dirty = True
 
@@ -128,7 +128,7 @@ class Unpublished:
         self.published = True
 
     def opened(self, mtime_ns: int) -> None:
-        """Note that a version of the store is open in place of what was: nothing is pending beside it."""
+        """Note that a version of the store replaced the content, so nothing is pending."""
         self.attributes = Attributes()
         self.change_ns = mtime_ns
 
@@ -142,7 +142,7 @@ class Unpublished:
 
 
 class ContentState(Enum):
-    """Where the bytes of an open file are."""
+    """The kind of content that holds the bytes of an open file."""
 
     CLEAN = auto()
     SEQUENTIAL = auto()
@@ -158,7 +158,7 @@ def to_be_written(state: ContentState, *, at_end: bool) -> ContentState:
 
 def to_be_resized(size_bytes: int) -> ContentState:
     """Return the state that takes a cut, or an extension with zeroes, from any state."""
-    # Of a file that is emptied no byte is needed: so one that is written anew needs no spool.
+    # An emptied file needs none of its bytes, so a file that is written anew needs no spool.
     return ContentState.SPOOLED if size_bytes else ContentState.SEQUENTIAL
 
 
