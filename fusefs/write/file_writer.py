@@ -15,10 +15,10 @@ __all__ = ["FileWriter", "Writers"]
 
 MAX_SEGMENTS = 65536
 """Segments of a file while it is appended to; its manifest is then 2 MiB, written at every fsync."""
-# What a mount's loop may publish by itself: more would delay the other requests (docs/design/fusefs/0011).
+# Size that a mount's loop may publish itself: a larger one would delay other requests (docs/design/fusefs/0011).
 _SMALL_BYTES = 64 << 10
 _MOST_UNITS = MAX_MANIFEST_BYTES // 8 - (1 << 20)
-"""Of a file: their checksums, and its segments, must fit a manifest."""
+"""Most units of a file: their checksums, and the segments, must fit a manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Writers:
     plain_limit: int
     """Most bytes of a file that stays plain."""
     copy_bytes: int
-    """What is read at a time where a file is written anew."""
+    """Bytes that are read at a time when a file is rewritten."""
 
     def file(self, path: str, base: tuple[Segment, ...] = ()) -> "FileWriter":
         """Return a writer of a file; ``base`` are segments to append to."""
@@ -43,15 +43,15 @@ class Writers:
         return SegmentWriter(self.engine, self.layout_of(path))
 
     def appending(self, path: str, manifest: Manifest | None, reader: FileReader) -> "FileWriter":
-        """Return a writer that stands at the end of a file: whole segments stay, no data is copied.
+        """Return a writer at the end of a file: whole segments stay, no data is copied.
 
-        A short segment at the end is taken up again, so that many small appends do not
-        leave many segments; a plain file is read once and written anew when published.
+        A short segment at the end is continued, so that many small appends do not
+        leave many segments; a plain file is read once and rewritten when it is published.
 
         Args:
             path: Decides the striping.
-            manifest: Of the file; None of a plain one.
-            reader: Reads it.
+            manifest: Manifest of the file; None for a plain file.
+            reader: Reader of the file.
         """
         base = manifest.segments if manifest is not None else ()
         if base and base[-1].size_bytes < base[-1].layout.unit_bytes:
@@ -64,7 +64,7 @@ class Writers:
         """Return a writer that was given the bytes of another file, but for those ``base`` holds."""
         writer = self.file(path, base)
         while (at := writer.size_bytes) < reader.size_bytes:
-            # By pieces: the file may be larger than memory.
+            # Read it in pieces, because the file may be larger than memory.
             writer.write(reader.read(at, self.copy_bytes))
         return writer
 
@@ -76,7 +76,7 @@ class Writers:
         Args:
             path: Decides the striping.
             parts: The bytes.
-            unit_bytes: Of the segment; small where a file will show it in small ranges.
+            unit_bytes: Unit of the segment; small if a file will show it in small ranges.
             size_bytes: Bytes of all parts; more than one full unit of the file is striped.
         """
         layout = self.layout_of(path)
@@ -89,13 +89,13 @@ class FileWriter:
     """Takes a file's bytes in order. Used by one thread at a time.
 
     Memory: one unit that is not full, units held back while the file may stay plain
-    (``plain_limit``), and what the engine's budget allows for all writers together.
+    (``plain_limit``), and the share of the engine's budget, which limits all writers together.
 
     Args:
-        engine: Shared by all writers.
-        layout: Of segments written from now on.
+        engine: Engine that all writers share.
+        layout: Layout of segments that are written from now on.
         plain_limit: Most bytes of a file that stays plain.
-        base: Segments the file has already, to append to.
+        base: Present segments of the file, to append to.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class FileWriter:
         may_be_short = not self._segments.are_begun and held.size_bytes <= self._plain_limit
         if may_be_short and may_be_plain(parts):
             return b"".join(parts)
-        # In order: a segment that was begun goes on with the units that were held back.
+        # Keep the order: a segment that was begun continues with the units that were held back.
         self._segments.append(held.full)
         if held.tail and last:
             self._segments.append([held.tail])
@@ -207,12 +207,12 @@ class FileWriter:
 
 
 class _Segments:
-    """The segments of a file that is written: those that are durable, and up to three that are not.
+    """The segments of a file that is being written: the durable ones, and up to three that are not.
 
     ::
 
         durable ... durable   current ---seal---> sealing ---settle---> durable
-                              a short unit, alone ---> tail, in the content until the next seal
+                           a short unit, alone ---> tail, in the content until the next seal
     """
 
     def __init__(
@@ -237,14 +237,14 @@ class _Segments:
         return self._sealing is None and self._tail_sealing is None
 
     def append(self, units: list[bytearray]) -> None:
-        """Send units, the first one first; those that were sent leave the list."""
+        """Send units, the first one first; units that were sent leave the list."""
         while units:
             if self._current is None:
                 self._current = SegmentWriter(self._engine, self._layout)
             self._current.append(units.pop(0))
 
     def seal(self, tail: bytes) -> tuple[Segment, ...]:
-        """Begin to make all durable, a short unit in the place of the one before; return what the file is then."""
+        """Begin to make all segments durable, a short unit in place of the previous one; return the file's segments."""
         content = list(self._durable)
         if self._current is not None:
             self._sealing = self._current, self._current.seal()
@@ -259,7 +259,7 @@ class _Segments:
         return tuple(content)
 
     def settle(self) -> None:
-        """As ``FileWriter.settle``."""
+        """Settle like ``FileWriter.settle``."""
         if self._sealing is not None:
             writer, segment = self._sealing
             writer.settle()

@@ -19,7 +19,7 @@ __all__ = ["SegmentWriter", "UnitBuffer", "WriteEngine", "written_segment"]
 
 @dataclass(frozen=True, slots=True)
 class WriteEngine:
-    """What all writers of a process share."""
+    """The pools, budgets and counters that all writers of a process share."""
 
     store: Store
     pool: StorePool
@@ -88,11 +88,11 @@ class SegmentWriter:
         """
         number = len(self._sums)
         self._raise_error()
-        # Begun with its first unit: of a short segment no object is empty.
+        # Each object begins with its first unit, so that a short segment has no empty objects.
         if number < self._layout.stripe_count:
             path = object_path(self._id, number)
             self._streams.append(_ObjectStream(self._engine, path))
-        # What threads of another process have in flight, none gives back in one that was forked off.
+        # A forked process never gets back the window that the parent's threads have in use.
         self._engine.pool.check_process()
         # Before the unit is queued, so that no queue is longer than the window.
         self._engine.budget.acquire(len(unit))
@@ -222,7 +222,7 @@ class _ObjectStream:
 
     def abandon(self) -> None:
         def abandon() -> None:
-            # An object that is whole is removed; of one that is not, the stream is given up.
+            # A complete object is removed; the stream of an incomplete one is aborted.
             if self._closed:
                 try:
                     self._engine.store.remove(self._path)
@@ -233,7 +233,7 @@ class _ObjectStream:
                 given_up, self._writer = self._writer, None
                 given_up.abort()
 
-        # Where no thread is left, in a process that was forked off or is ending, it is an orphan.
+        # If no thread is left, in a process that was forked or is ending, the object stays as an orphan.
         with suppress(OmniloadError, RuntimeError):
             self._executor.submit(abandon)
 

@@ -56,7 +56,7 @@ _COPY_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class SpoolPlace:
-    """Where spools lie and how large one may get."""
+    """Place and size limit of spools."""
 
     directory: str | None = None
     """None: the system's directory for temporary files."""
@@ -65,11 +65,11 @@ class SpoolPlace:
 
 
 class Granules:
-    """Which granules of a file lie here, and how long the file is: no I/O.
+    """The granules of a file that are in the spool, and the length of the file: no I/O.
 
     Args:
-        granule_bytes: Of each but the last, which ends with the file.
-        size_bytes: Of the base: all of it is absent.
+        granule_bytes: Size of each granule but the last, which ends with the file.
+        size_bytes: Size of the base, which is entirely absent.
     """
 
     def __init__(self, granule_bytes: int, size_bytes: int) -> None:
@@ -160,14 +160,14 @@ class Spool:
     def __init__(self, place: SpoolPlace, granule_bytes: int, base: FileReader | None) -> None:
         self._place = place
         self._base = base
-        # No byte of the base is copied: a page written to a large file costs a granule.
+        # No byte of the base is copied in advance: a page written to a large file costs one granule.
         self.granules = Granules(granule_bytes, base.size_bytes if base is not None else 0)
-        """What lies here, and the size of the file; changed by this spool alone."""
+        """Granules in the spool, and the size of the file; only this spool changes them."""
         self._file, name = tempfile.mkstemp(prefix="omnifs-spool-", dir=place.directory)
         os.unlink(name)  # noqa: PTH108 -- nobody else needs its name, and a crash leaves nothing
 
     def try_read(self, offset: int, size_bytes: int) -> bytes | None:
-        """Return bytes that are at hand, cut at the end; None where the store would be asked."""
+        """Return bytes in the spool, cut at the end; None if the store would have to be asked."""
         fetch = self._base.try_read if self._base is not None else _no_base
         return _joined(self._file, self.granules.runs(offset, offset + size_bytes), fetch)
 
@@ -241,7 +241,7 @@ class Spool:
 
 
 def _count(size_bytes: int, granule_bytes: int) -> int:
-    """Return how many granules hold so many bytes."""
+    """Return the number of granules that hold ``size_bytes``."""
     return -(-size_bytes // granule_bytes)
 
 
@@ -277,7 +277,7 @@ def _check_limit(granules: Granules, place: SpoolPlace, offset: int, end: int) -
         return
     size = granules.granule_bytes
     there = _count(granules.size_bytes, size) - granules.num_missing()
-    # What is held counts as well: the limit is one of the disk.
+    # Granules that are held count as well, because the limit is one of the disk.
     wanted = (there + more) * size
     # One granule is always allowed, or a limit below it would refuse every write.
     if wanted > max(place.limit_bytes, size):
@@ -297,15 +297,15 @@ def splice(base: Sequence[Segment], size_bytes: int, changed: Sequence[range]) -
 
     Args:
         base: Segments of the file before.
-        size_bytes: Of the file afterwards.
-        changed: Byte ranges within it, rising, disjoint, none empty. What lies behind the
+        size_bytes: Size of the file afterwards.
+        changed: Byte ranges within the file, rising, disjoint, none empty. Bytes past the
             end of ``base`` must be among them.
 
     Returns:
         A plan whose sizes sum to ``size_bytes`` and whose patch bytes sum to those of ``changed``.
 
     Raises:
-        ValueError: A byte that is not changed lies behind the end of ``base``.
+        ValueError: An unchanged byte is past the end of ``base``.
     """
     starts = list(itertools.accumulate((s.size_bytes for s in base), initial=0))
     plan: Plan = []
