@@ -72,7 +72,7 @@ class FilesConfig(StrictModel):
 
     def reading(self, preferred: Preferred) -> tuple[int, int]:
         """Return the longest read and the read-ahead, in bytes, for a store that prefers something."""
-        # With a disk cache, what a read brought lies beside the cache's cap until it is written.
+        # With a disk cache, the bytes of a read stay in memory outside the cache's cap until they are written.
         most = self.cache // (8 if self.disk_cache is None else 64)
         longest = self.longest_read or min(preferred.longest_read, most)
         ahead = preferred.read_ahead if self.read_ahead is None else self.read_ahead
@@ -83,6 +83,6 @@ class FilesConfig(StrictModel):
         if not self.directories:
             return self.striping
         above = PurePosixPath(path)
-        # By components: a folder named "data" is none of "database".
+        # Compare components: the folder "data" does not cover "database".
         covering = [d for d in self.directories if above.is_relative_to(d.path.strip("/") or ".")]
         return max(covering, key=lambda d: len(d.path.strip("/")), default=self.striping)

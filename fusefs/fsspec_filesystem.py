@@ -184,7 +184,7 @@ class OmniFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     @override
     def created(self, path: str) -> float:
-        # Of times, only the last change is kept.
+        # The store keeps no other time than the last change.
         return self.modified(path)
 
     @override
@@ -194,7 +194,7 @@ class OmniFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def _resolved(self, path: str) -> str:
         """Follow symbolic links of the last component."""
         path = checked_path(self._strip_protocol(path))
-        # As many as Linux follows: links in a circle must come to an end.
+        # The same limit as Linux, because links may form a circle.
         for _ in range(_MOST_LINKS):
             try:
                 if not path or self.files.stat(path).kind != "symlink":
@@ -313,7 +313,7 @@ class _WriteFile(io.RawIOBase):
         segments = ids_of(segments_of(content))
 
         def check() -> None:
-            # As late as can be, as a mount does: who replaces a file removes its objects.
+            # Check as late as possible, as a mount does: a writer that replaces a file removes its objects.
             shared = segments & self._shown
             if shared and not names_segments(self._files, self.name, shared):
                 raise OSError(errno.ESTALE, "another replaced what this builds on", self.name)

@@ -75,13 +75,13 @@ def mount(  # noqa: PLR0913, PLR0917 -- one per option
     words, logged = without_log(words)
     settings = mount_config(store, target, words, config)
     log = log or logged or (None if foreground else os.devnull)
-    # A watch ends with the daemon it started, so the process that takes over goes on with it.
+    # A watch ends with the daemon that it started, so the new process gets a watch, too.
     watch = watch or asked or (settings.take_over and is_watched(target))
     process = start(settings, log_path=log, watched=watch)
     if not foreground:
         beside = ", watched" if watch else ""
         shown = without_secrets(settings.store)
         click.echo(f"{shown} at {target}, process {process.pid}{beside}")
-        process.returncode = 0  # it outlives us, and nobody here waits for it
+        process.returncode = 0  # the daemon outlives this process, which does not wait for it
         return
     sys.exit(followed(process))

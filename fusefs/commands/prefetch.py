@@ -39,6 +39,6 @@ def prefetch(paths: tuple[str, ...], as_json: bool, store: str | None, **cache: 
             found = list(store_files(files, [in_store(path) for path in paths]))
             with progress("prefetching", sum(size for _, size in found)) as report:
                 kept = prefetch_from_store(files, found, report)
-        # What lies in the memory of this process ends with it.
+        # Bytes in the memory of this process disappear when it ends.
         kept = [replace(file, memory_bytes=0) for file in kept]
     show_kept(kept, as_json=as_json)

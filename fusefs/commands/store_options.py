@@ -1,4 +1,4 @@
-"""A store that a verb looks into in place of a mount: its URL, paths in it, and the disk cache beside it."""
+"""Options of a verb that reads a store instead of a mount: its URL, paths in it, and the disk cache for it."""
 
 from collections.abc import Callable, Mapping
 
