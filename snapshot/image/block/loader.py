@@ -32,13 +32,13 @@ _log = get_logger(__name__)
 
 
 class BlockTier(Protocol):
-    """Where blocks can be asked for. Called from several threads."""
+    """A place that blocks can be asked for. Called from several threads."""
 
     def fetch(self, index: LayerIndex, blocks: Sequence[BlockRef]) -> tuple[dict[str, bytes], int]:
-        """Return those blocks that are here, by digest, and the bytes that were moved.
+        """Return the blocks that are here, by digest, and the bytes that were moved.
 
-        The blocks lie side by side in one blob. Each that is returned was compared with
-        its digest; one that is not here, or not right, is left out.
+        The blocks are adjacent in one blob. Each returned block was compared with
+        its digest; a missing or wrong block is left out.
 
         Raises:
             UnavailableError: Nobody answers.
@@ -153,7 +153,7 @@ class BlockLoader:
         return tuple(found)
 
     def prefetch(self, index: LayerIndex, refs: Sequence[BlockRef]) -> tuple[BlockRef, ...]:
-        """Have blocks of a layer fetched; return at once those that are not here."""
+        """Request blocks of a layer; return at once the blocks that are not here yet."""
         # Without the lock: the disk is asked, and readers would wait for it.
         here = {ref.digest for ref in refs if self._is_here(ref.digest)}
         with self._lock:
@@ -174,7 +174,7 @@ class BlockLoader:
             self._closed = True
             waiting = list(self._waiting.values())
             self._waiting.clear()
-        # Without the lock: whoever waited may ask for the next block at once.
+        # Without the lock, because a woken thread may ask for the next block at once.
         for future in waiting:
             future.set_exception(UnavailableError("the image is being unmounted; mount it again"))
         self._pool.shutdown(cancel_futures=True)
@@ -226,9 +226,9 @@ class BlockLoader:
                 self.bytes_of[command.tier] += moved
                 self.requests += 1
                 self._came.update(found)
-                # What the last tier said is told; the log has what those before it said.
+                # The error of the last tier is raised; the log has those of earlier tiers.
                 absent = (ref.digest for ref in command.blocks if ref.digest not in found)
                 self._errors.update(dict.fromkeys(absent, problem))
                 self._apply(BlocksFetched(command.request, frozenset(found)))
-        if self._disk is not None:  # last: whoever waited has its block already
+        if self._disk is not None:  # last, because the waiting threads have their block already
             self._disk.put_all(found)

@@ -60,14 +60,14 @@ class Outstanding:
 
 @dataclass(frozen=True, slots=True)
 class Prefetched:
-    """What a prefetch brought."""
+    """The result of a prefetch."""
 
     blocks: int
-    """Asked for."""
+    """Blocks asked for."""
     here: int
-    """Of these, on the disk before."""
+    """Number of these blocks that were on the disk before."""
     failed: int
-    """Of these, had by no tier."""
+    """Number of these blocks that no tier has."""
     unkept: int
     """Came, but are not on the disk: it is full, or the cap too low."""
     bytes_of: dict[str, int]
@@ -98,14 +98,14 @@ def prefetch_blocks(
     ``report`` is called with the blocks that have settled, and how many there are.
     """
     outstanding = Outstanding(ref.digest for ref in refs)
-    # No memory: blocks go to the disk, and nobody reads them here.
+    # Use no memory, because blocks go to the disk, and nobody reads them in this process.
     loader = BlockLoader(tiers, disk, memory_bytes=0, on_settled=outstanding.settled)
     try:
         absent = {ref.digest for ref in want_blocks(loader, indexes, refs)}
         outstanding.keep_only(absent)
         outstanding.wait(lambda left: report(len(refs) - left, len(refs)))
     finally:
-        loader.close()  # with what is being written to the disk
+        loader.close()  # waits for blocks that are being written to the disk
     kept = sum(disk.has(digest) for digest in absent)
     moved = {tier: loader.bytes_of[tier] for tier in tiers}
     unkept = len(absent) - kept - outstanding.failed

@@ -78,7 +78,8 @@ class BlockStore:
             verified(data, digest, name=str(path))
         except IntegrityError as error:
             _log.warning("%s; it is removed and fetched again", error)
-            # Without the lock: whoever writes it again puts it there by a rename, and a rename lost is a miss.
+            # Without the lock: a thread that writes the block again renames it into place, and to lose that is only a
+            # miss.
             with suppress(OSError):
                 path.unlink()
             return None
@@ -91,7 +92,7 @@ class BlockStore:
         return self._path(digest).exists()
 
     def put_all(self, blocks: Mapping[str, bytes | memoryview]) -> frozenset[str]:
-        """Keep blocks, which the caller has compared with their digests; return those that are kept."""
+        """Keep blocks, which the caller has compared with their digests; return the digests of those that were kept."""
         kept: set[str] = set()
         try:
             if not self._prepared:
@@ -118,7 +119,7 @@ class BlockStore:
             self._check_version()
             (self._root / "new").mkdir(exist_ok=True)
             for left in (self._root / "new").iterdir():
-                left.unlink(missing_ok=True)  # whoever writes holds the lock, so nobody does
+                left.unlink(missing_ok=True)  # a writer would hold the lock, so nobody writes these
         self._prepared = True
 
     def _complain(self, error: OSError | ConfigError) -> None:

@@ -55,7 +55,7 @@ class Converted:
     """An image that was converted, and what became of its layers."""
 
     digest: str
-    """Of the new manifest."""
+    """Digest of the new manifest."""
     layers: tuple[Descriptor, ...]
     kept: tuple[str, ...]
     """Digests of layers that stay as they are."""

@@ -47,7 +47,7 @@ MAX_FILE_BYTES = 1 << 44
 _MAX_PATH_BYTES = 4095
 _MAX_NAME_BYTES = 255
 _MAX_XATTRS_BYTES = 1 << 20
-_MAX_ID = (1 << 32) - 2  # to chown(2) the last number says that nothing is to change
+_MAX_ID = (1 << 32) - 2  # chown(2) takes the largest number for "change nothing"
 
 Kind = Literal["file", "directory", "symlink", "hardlink", "character", "block", "fifo"]
 
@@ -58,7 +58,7 @@ class Extent:
 
     file_offset: int
     stream_offset: int
-    """Where it lies in the layer's stream of blocks."""
+    """Offset in the layer's stream of blocks."""
     size_bytes: int
 
 
@@ -76,7 +76,7 @@ class Entry:
     mtime_ns: int = 0
     size_bytes: int = 0
     target: str = ""
-    """Of a symbolic link as written; of a hard link a path like ``path``."""
+    """For a symbolic link, its target as written; for a hard link, a path like ``path``."""
     device: tuple[int, int] = (0, 0)
     """Major and minor number."""
     xattrs: tuple[tuple[str, bytes], ...] = ()
@@ -169,10 +169,10 @@ BLOCK = np.dtype(
         ("sha256", "V32"),
     ]
 )
-"""One block: where it lies in stream and blob, and the sha256 of its uncompressed bytes.
+"""One block: its place in stream and blob, and the sha256 of its uncompressed bytes.
 
-``window`` is the number of the 32 KiB before it, -1 where it needs none; ``bits`` are those of
-the byte before ``blob_offset`` that belong to it. Both are for gzip.
+``window`` is the number of the 32 KiB before the block, -1 if it needs none; ``bits`` are the bits of
+the byte before ``blob_offset`` that belong to the block. Both are for gzip.
 """
 
 
@@ -198,7 +198,7 @@ class LayerIndex:
     blocks_B: NDArray[np.void]
     """Sorted by ``stream_offset``; they cover the stream without gap or overlap."""
     windows_W: tuple[bytes, ...] = ()
-    """What lies before blocks of gzip that refer back, compressed with zstd."""
+    """Bytes before blocks of gzip that refer back, compressed with zstd."""
     entries: tuple[Entry, ...] = ()
 
     def ranges(self, stream_offset: int, size_bytes: int) -> Iterator[BlockRange]:
@@ -274,7 +274,7 @@ class BlockRef:
     """A block of a layer, and where its blob holds it."""
 
     digest: str
-    """Of its uncompressed bytes: blocks of two layers with one digest are one block."""
+    """Digest of the uncompressed bytes: blocks of two layers with the same digest are the same block."""
     blob: str
     number: int
     offset: int
@@ -284,7 +284,7 @@ class BlockRef:
 
     @property
     def end(self) -> int:
-        """Where the next block of the blob begins."""
+        """Offset of the next block of the blob."""
         return self.offset + self.size_bytes
 
 

@@ -150,7 +150,7 @@ class IndexCache:
         """Return the index of a layer, if a good one of this version is there."""
         path = self._path(blob_digest)
         if not is_own_folder(self._folder):
-            return None  # what another user put there is not used
+            return None  # files of another user in this folder are not used
         try:
             index = decode_index(
                 read_kept_file(path, most_bytes=MAX_INDEX_BYTES, what="an index"), name=str(path)

@@ -39,7 +39,7 @@ _KIND_OF: dict[bytes, Kind] = {
 
 
 class ByteSource(Protocol):
-    """Where bytes come from, in order."""
+    """A source of bytes in order."""
 
     def read(self, size: int, /) -> bytes:
         """Return at most ``size`` bytes; none at the end."""
@@ -60,9 +60,9 @@ class ForwardStream:
         self._at = 0
         self._again = b""
         self.last = b""
-        """What was read last."""
+        """Bytes of the last read."""
         self.data_end: int | None = None
-        """Where the source ended inside a block; None where it did not."""
+        """Offset at which the source ended inside a block; None if it did not."""
 
     def tell(self) -> int:
         """Return how many bytes were read or skipped."""
@@ -98,7 +98,7 @@ class ForwardStream:
         self._at -= len(self.last)
 
     def seek(self, offset: int) -> int:
-        """Skip to ``offset``, or to the end; of a last block, zeroes may be missing."""
+        """Skip to ``offset``, or to the end; the last block may lack trailing zeroes."""
         if offset < self._at:
             raise IntegrityError(
                 f"layer {self._layer}: an entry at {self._at} leads back to {offset}; the layer "

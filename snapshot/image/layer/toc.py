@@ -63,12 +63,12 @@ KIND_OF: dict[str, Kind] = {
     "block": "block",
     "fifo": "fifo",
 }
-"""What an entry is, by the word that a table of contents has for it."""
+"""Kind of an entry, by its word in a table of contents."""
 
 
 @dataclass(frozen=True, slots=True)
 class TocPlace:
-    """Where in a blob its table of contents lies, and the digest it must have."""
+    """Place of the table of contents in a blob, and the digest it must have."""
 
     offset: int
     size_bytes: int
@@ -104,10 +104,10 @@ def zstd_place(layer: Descriptor) -> TocPlace | None:
 
 
 def zstd_toc(raw: bytes, place: TocPlace, *, layer: str) -> Sequence[Mapping[str, Any]]:
-    """Return the entries of a zstd:chunked table; its digest is that of its compressed bytes.
+    """Return the entries of a zstd:chunked table; the digest is that of its compressed bytes.
 
     Raises:
-        IntegrityError: The bytes are others, or no table.
+        IntegrityError: The digest differs, or the bytes are no table.
     """
     verified(raw, place.digest, name=f"layer {layer}: table of contents")
     try:
@@ -229,7 +229,7 @@ class _Reader:
         begin, end = int(part["offset"]), ends[int(part["offset"])]
         if not 0 <= begin < end <= self._toc_offset:
             raise ValueError(f"chunk at {begin} to {end}, outside the blob")
-        # What zstd cannot compress is a little longer than it was.
+        # zstd makes incompressible bytes a little longer.
         if size > MAX_BLOCK_BYTES or end - begin > 2 * MAX_BLOCK_BYTES:
             raise ConfigError(
                 f"layer {self._layer.digest} has a chunk of {size} bytes, more than the "

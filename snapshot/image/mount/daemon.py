@@ -66,7 +66,7 @@ _log = get_logger(__name__)
 AUTO = "auto"
 """As a trace or record: the file for this image and command among the traces."""
 _PLACES = {"cache", "traces", "trace", "record", "peer_token_file"}
-# Of a library mapped and used here and there, more is mostly for nothing.
+# A library that is mapped and used in scattered places mostly does not use a longer read-ahead.
 READ_AHEAD_BYTES = 512 << 10
 
 
@@ -142,7 +142,8 @@ def serve(settings: ImageMount, ready: Callable[[], None], resolved: Image | Non
         opened.callback(store.close)
         image = resolved or resolve(store, name, settings.platform)
         tally.note("image", image.digest)
-        gc.disable()  # what is made until the mount is usable stays; to look through it takes a third
+        # objects made until the mount is usable stay, and collecting garbage among them takes a third of the time
+        gc.disable()
         try:
             parts = _Serving(settings, store, image)
         finally:
@@ -201,7 +202,7 @@ class _Serving:
             server.serve(self._shown, settings.mountpoint, settings.bridge, name=name, ready=usable)
         finally:
             self._hot.close()
-            # Where mounting failed it was never started.
+            # If mounting failed, the watcher was never started.
             if watcher.ident is not None:
                 watcher.join()
             self._close()
@@ -281,10 +282,10 @@ Settings = TypeVar("Settings", bound=StrictModel)
 
 
 def mount_settings(image: str, mountpoint: str, options: tuple[str, ...]) -> ImageMount:
-    """Return the settings of a mount from ``KEY=VALUE`` options; those of the kernel's side too.
+    """Return the settings of a mount from ``KEY=VALUE`` options, including options of the kernel's side.
 
     Raises:
-        ConfigError: An option is none, or its value.
+        ConfigError: An option is unknown, or its value is wrong.
     """
     require_text(image, mountpoint, *options)
     fields: dict[str, Any] = {"image": image, "mountpoint": mountpoint}

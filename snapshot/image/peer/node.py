@@ -41,9 +41,9 @@ __all__ = ["BlockShare", "PeerNode", "PeerServer", "PeerSettings"]
 _log = get_logger(__name__)
 
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})\Z")
-# Well below ``PeerPatience.silent_s``, after which a peer takes this node for gone.
+# Well below ``PeerPatience.silent_s``, after which a peer considers this node gone.
 _SAY_SO_S = 1.0
-# By hand: a connection too many gets no handler.
+# Written by hand, because a connection above the limit gets no handler.
 _FULL = b"HTTP/1.1 503 Too many connections\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -89,7 +89,7 @@ class PeerSettings(StrictModel):
 
     @property
     def name(self) -> str:
-        """What peers call this node."""
+        """Name of this node among its peers."""
         return self.peer_name or self.serve or ""
 
 
@@ -109,13 +109,13 @@ class PeerNode:
         indexes: Sequence[LayerIndex],
     ) -> None:
         self.tiers: dict[str, BlockTier] = {"registry": registry}
-        """By name, in the order in which they are to be asked."""
+        """Tiers by name, in the order in which they are asked."""
         self._peers: PeerTier | None = None
         self._server: PeerServer | None = None
         token = _token(settings.peer_token_file) if settings.peer_token_file else ""
         held = HeldBlocks(disk)
         if others := bool(set(settings.peers) - {settings.name}):
-            # The name of a node that serves nobody only has to differ from others'.
+            # The name of a node that serves nobody only has to differ from all others.
             self._peers = PeerTier(settings.peers, settings.name or f"{id(self)}", token=token)
             self.tiers = {"peer": SharedTier(self._peers, held, by_region=True), **self.tiers}
         if others or settings.serve is not None:
@@ -311,10 +311,10 @@ class PeerServer(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     """One connection of a peer."""
 
-    # With the base class's 1.0 each request would need a connection of its own.
+    # With HTTP/1.0, the default of the base class, each request would need a new connection.
     protocol_version = "HTTP/1.1"
     timeout: ClassVar[float | None] = 15.0  # between two requests
-    # A frame is several writes: the last of them would wait for the peer to acknowledge the first.
+    # A frame is several writes: without this, the last write would wait until the peer acknowledges the first.
     disable_nagle_algorithm = True
     server: PeerServer  # type: ignore[mutable-override]  # nobody else makes one
 

@@ -75,7 +75,7 @@ class _LateError(Exception):
 class PeerTier(BlockTier):
     """The other nodes of a start.
 
-    ``members`` are the ``HOST:PORT`` of every node that serves, ``me`` this node's own name among
+    ``members`` are the ``HOST:PORT`` of every node that serves. ``me`` is this node's own name among
     them, or any other name if it serves nobody.
     """
 
@@ -117,9 +117,9 @@ class PeerTier(BlockTier):
         return found, moved
 
     def close(self) -> None:
-        """Let go of connections; requests on their way end soon, and new ones give nothing."""
+        """Close the connections; requests under way end soon, and new requests return nothing."""
         self._closed = True
-        # Those that are in use end with their answers, or by their time-outs.
+        # Connections in use end with their answers, or by their time-outs.
         self._pool.clear()
 
     def _region(
@@ -143,7 +143,7 @@ class PeerTier(BlockTier):
         for _ in range(self._patience.tries + self._patience.failures):
             away = self._away()
             peer = parent(ranked, self._me, region, away | asked)
-            # One that failed is away by now and counts as none: tries are of peers that answer.
+            # A peer that failed is away and does not count: tries are counted over peers that answer.
             if peer is None or len(asked - away) == self._patience.tries:
                 break
             yield peer
@@ -275,14 +275,14 @@ class HeldBlocks:
 
 
 class SharedTier(BlockTier):
-    """A tier that is asked for a block once, however many want it at that time.
+    """A tier that is asked for a block once, however many callers want it at that time.
 
     The second caller waits for the first, and counts no bytes as moved.
 
     Args:
-        tier: Asked for what nobody is asking it for.
-        held: Looked at before, and given what came.
-        by_region: The tier may wait for other nodes.
+        tier: Tier that is asked for blocks which no other call is asking for.
+        held: Blocks in memory or on the disk; looked at first, and given the fetched blocks.
+        by_region: Whether the tier may wait for other nodes.
     """
 
     def __init__(self, tier: BlockTier, held: HeldBlocks, *, by_region: bool = False) -> None:
@@ -322,8 +322,8 @@ class SharedTier(BlockTier):
     def _fetch_and_resolve(
         self, index: LayerIndex, blocks: Sequence[BlockRef], left: set[str]
     ) -> tuple[dict[str, bytes], int]:
-        """Ask the tier for what is left, and resolve every call that joined meanwhile, also where it fails."""
-        # What came since it was looked for, another call has just resolved.
+        """Ask the tier for the remaining blocks, and resolve every call that joined meanwhile, even after a failure."""
+        # Another call may have just resolved blocks that arrived since the first look.
         recent = {digest: self._held.recent.peek(digest) for digest in left}
         found = {digest: data for digest, data in recent.items() if data is not None}
         moved = 0

@@ -1,33 +1,33 @@
-"""What peers go by: which of them is asked for which block, which is left alone, and what they say.
+"""Rules among peers: which peer is asked for which block, which is left alone, and the messages.
 
-All nodes have to come to the same answers, so that nodes that start together read a registry once.
+All nodes must come to the same answers, so that nodes that start together read a registry once.
 
 Blobs are cut into *regions*. For each region every node has a score, the same wherever it is
 computed; the order of scores is the region's *ranking*, and its first node is the *home*.
-A node asks only nodes that rank before it, so the home asks the registry, and requests for
+A node asks only nodes that rank before it. So the home asks the registry, and requests for
 one region can never go in a circle, even among nodes with different lists and open circuits.
 
-Requests go up a tree over the ranks, here with a fan-out of 2; it is drawn anew for each
-region, so every node is near the root of some and a leaf of most::
+Requests go up a tree over the ranks, here with a fan-out of 2. Each region has a tree of its own,
+so every node is near the root of some trees and a leaf of most::
 
     registry <- 0 <- 1 <- 3
                   |    |- 4
                   |- 2 <- 5
                        |- 6
 
-What they say, version 2, as bytes: a request is ``POST /v2/blocks`` with ``Authorization: Bearer TOKEN`` and JSON::
+The messages, version 2, as bytes: a request is ``POST /v2/blocks`` with ``Authorization: Bearer TOKEN`` and JSON::
 
     {"blob": DIGEST, "blocks": [[NUMBER, DIGEST], ...]}
 
-Blocks of one layer: their numbers in its index, and the sha256 of their uncompressed bytes.
-The peer gets what it does not have. The answer is a sequence of frames, one byte and a
+The blocks are of one layer: their numbers in its index, and the sha256 of their uncompressed bytes.
+The peer fetches the blocks that it does not have. The answer is a sequence of frames, one byte and a
 little-endian u32 each:
 
-    B size, and so many bytes    the next block that was asked for
-    N 0                          the next block that was asked for is not to be had here
+    B size, and ``size`` bytes   the next block that was asked for
+    N 0                          the next block that was asked for is not available here
     W 0                          the peer is well and still waiting; sent every second
 
-Nothing a peer says is trusted: the receiver compares each block with its own digest.
+A peer's answer is never trusted: the receiver compares each block with its own digest.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ __all__ = [
     "runs",
 ]
 
-# Of the blob: a node hands on nothing of a region before it has all it asked for, so small ones spread the work.
+# Size of a region in a blob: a node passes on a region only once it is complete, so small regions spread the work.
 REGION_BYTES = 1 << 20
 
 
@@ -99,7 +99,7 @@ def runs(refs: Sequence[BlockRef], bridge_bytes: int = 0) -> Iterator[list[Block
 def ranking(members: Collection[str], region: str) -> tuple[str, ...]:
     """Return the members by their score for a region, the home first.
 
-    A member that comes or goes changes nobody else's order, so only its own share of the
+    A member that joins or leaves does not change the order of the others, so only its own share of the
     regions moves.
 
     Source:
@@ -115,11 +115,11 @@ def parent(
     """Return the parent of a node in the tree of a region; None at the root.
 
     Args:
-        ranked: All members, as ``ranking`` gives them.
-        me: The node that asks. One that is no member serves nobody and stands below all.
-        region: Which region.
+        ranked: All members, in the order of ``ranking``.
+        me: The node that asks. A node that is no member serves nobody and stands below all members.
+        region: The region.
         away: Members that are not to be asked.
-        fanout: Children of a node, members and others counted apart.
+        fanout: Children of a node; members and other nodes are counted separately.
 
     Returns:
         A member that ranks before ``me`` and is not away.
@@ -129,7 +129,7 @@ def parent(
     if not present:
         return None
     if me in ranked:
-        # As in a heap: this node comes after all of them, at place len(present).
+        # The places are those of a heap: this node comes after all present ones, at place len(present).
         return present[(len(present) - 1) // fanout]
     # Nodes that do not serve are dealt over the upper half of the tree, where blocks come first.
     return present[int.from_bytes(_score(me, region)) % (len(present) // 2 + 1) % len(present)]
@@ -221,7 +221,7 @@ class CircuitBreaker:
                     del self._troubles[peer]
                     return (PeerBack(peer),)
             case PeerFailed(peer=peer, now_s=now_s):
-                # Of many requests that fail together, the first has said it.
+                # When many requests fail together, only the first counts.
                 if trouble is None or now_s >= trouble.until_s or trouble.half_open:
                     failures = trouble.failures + 1 if trouble is not None else 1
                     wait_s = min(self.first_s * 2.0 ** min(failures - 1, 30), self.longest_s)

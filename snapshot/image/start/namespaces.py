@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 LOG_INSIDE = "/run/omniload/startup.jsonl"
-"""Where a command in an image finds the start-up log."""
+"""Path of the start-up log for a command inside an image."""
 _TAKEN = ("proc", "dev", "sys")
 # CLONE_NEWNS and CLONE_NEWPID of linux/sched.h.
 _NEW_MOUNTS, _NEW_PROCESSES = 0x20000, 0x20000000
@@ -61,15 +61,15 @@ class Bind:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What is run, and how."""
+    """A command to run, and its surroundings."""
 
     words: tuple[str, ...]
     variables: Mapping[str, str]
     folder: str = "/"
     user: str = ""
-    """As the image says it: ``NAME``, ``NUMBER``, ``USER:GROUP``; empty for root."""
+    """User in the form of the image: ``NAME``, ``NUMBER``, ``USER:GROUP``; empty for root."""
     binds: tuple[Bind, ...] = ()
-    """What of this machine it sees, beside the image."""
+    """Paths of this machine that the command sees in addition to the image."""
 
 
 def bind_of(text: str) -> Bind:
@@ -156,7 +156,7 @@ def enter(status: int, start: Start, ids: tuple[int, int]) -> int:
 
     ``status`` gets the number of the command's process, then ``done``, or what went wrong.
     """
-    # Not by ``unshare --fork`` of util-linux: 2.38 loses the exit code of a command that was signalled.
+    # Do not use ``unshare --fork`` of util-linux: 2.38 loses the exit code of a command that was signalled.
     try:
         calls.unshare(_NEW_MOUNTS | _NEW_PROCESSES)
     except OSError as error:
@@ -186,9 +186,9 @@ def _mount(status: int, binds: Sequence[Bind]) -> None:
     for bind in binds:
         target = f"root{bind.target}"
         mounts.append((bind.source, target, "", MS_BIND | MS_REC, ""))
-        # What a start was given stays as it was then.
+        # The command keeps the mounts that it was started with; later mounts do not reach it.
         mounts.append(("none", target, "", MS_REC | MS_PRIVATE, ""))
-        # A bind takes no other flags at first; it is made read-only by mounting it once more.
+        # A new bind takes no other flags; a second mount makes it read-only.
         if bind.read_only:
             mounts.append(("none", target, "", MS_BIND | MS_REMOUNT | MS_RDONLY, ""))
     for source, target, kind, flags, data in mounts:

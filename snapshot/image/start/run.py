@@ -42,26 +42,26 @@ __all__ = [
 ]
 
 _ROLE = "image"
-"""Of the daemon, in its log and in what it reports."""
+"""Role of the daemon, in its log and its reports."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def start_of(process: Process | None, words: Sequence[str], variables: Sequence[str]) -> Start:
-    """Return how an image wants to be started: its variables, folder and user.
+    """Return the start that an image describes: its variables, folder and user.
 
-    ``words`` take the place of the image's own command, ``KEY=VALUE`` that of its variables;
-    ``KEY`` alone passes one on.
+    ``words`` replace the image's own command. ``KEY=VALUE`` replaces one of its variables;
+    ``KEY`` alone passes a variable of this process on.
 
     Raises:
-        ConfigError: There is no command, or a variable is none.
+        ConfigError: There is no command, or a variable is malformed.
     """
     process = process or Process()
     command = tuple(words) or process.command
     if not command:
         raise ConfigError("the image names no command; give one after --")
     found = {"PATH": _PATH, "HOME": "/root"}
-    # Behind the fork nobody could say which: the command would only end with 126.
+    # Check here, because after the fork the bad text could not be named: the command would only end with 126.
     env = process.env or ()
     unfit = [text for text in (*command, *env, process.working_dir or "") if "\0" in text]
     unfit += [text for text in env if not text.partition("=")[0]]
@@ -356,7 +356,7 @@ def fork(child: Callable[[], int]) -> ForkedProcess:
     finally:
         try:
             for stream in filter(None, (sys.stdout, sys.stderr)):
-                # A full disk, a pipe that nobody reads any more.
+                # The disk may be full, or the pipe may have no reader any more.
                 with suppress(OSError, ValueError):
                     stream.flush()
         finally:
@@ -372,7 +372,7 @@ def _be_daemon(serve: Callable[[Callable[[], None]], None], status: int, log: in
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
-    # Whoever forked may have put something of its own in their place.
+    # The process that forked may have replaced these streams by its own.
     sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
     set_up_logging("INFO", role=_ROLE)
     return serve_reporting(serve, status, role=_ROLE)

@@ -1,1 +1,1 @@
-"""What a start touched: recorded, merged, kept, turned into hot blocks."""
+"""The blocks that a start touched: recorded, merged, kept, turned into hot blocks."""

@@ -1,11 +1,11 @@
-"""Where traces are kept and found again: by the digest of an image and the command it ran.
+"""Files of traces, found by the digest of an image and the command it ran.
 
 ::
 
     FOLDER/v1/IMAGE/COMMAND.trace     both are sha256, the second of the words as JSON
 
-The folder is one of the node, or one that nodes share. A trace is a hint, whoever wrote it: it may
-cost requests, never right bytes.
+The folder belongs to one node, or nodes share it. A trace is only a hint, whoever wrote it: a wrong one
+costs requests, but never changes the bytes that are read.
 """
 
 import os
@@ -68,10 +68,10 @@ class TraceStore:
         return [trace for trace in traces if trace is not None]
 
     def any_of(self, image: str, own: Sequence[str]) -> Trace | None:
-        """Return the trace of a start of which nobody says what it runs, as containerd and Podman do not.
+        """Return a trace for a start whose command is unknown, as containerd and Podman do not name it.
 
-        It unites those of the commands that were started most, under the name of the image's
-        ``own``. What few of all those starts touched is not hot, as in any trace.
+        It unites the traces of the most started commands, under the image's ``own`` command. As in any trace, blocks
+        that few of all those starts touched are not hot.
         """
         known = [trace for trace in self.all_of(image) if trace.touches]
         chosen = [known[place] for place in most_run([trace.runs for trace in known])]
@@ -90,8 +90,8 @@ class TraceStore:
 
 
 def merge_into(path: Path, new: Trace) -> Trace:
-    """Merge a trace into a file, whole or not at all; one of something else, or broken, is replaced."""
-    with locked(path.parent):  # not the file, which another one replaces
+    """Merge a trace into a file atomically; a broken file, or a file of something else, is replaced."""
+    with locked(path.parent):  # lock the folder, not the file, which another process may replace
         merged = new
         try:
             old = decode_trace(_bytes_of(path), name=str(path))
@@ -107,10 +107,10 @@ def merge_into(path: Path, new: Trace) -> Trace:
 
 
 def check_record(path: Path) -> None:
-    """Check that the trace of a start may go to a file that a user named. At its end nobody reads why not.
+    """Check that the trace of a start may be written to a file that the user named. At its end nobody reads errors.
 
     Raises:
-        ConfigError: Its folder is not there or not to be written, or no trace lies there.
+        ConfigError: The folder is missing or not writable, or the file holds something other than a trace.
     """
     try:
         if not os.access(path.parent, os.W_OK | os.X_OK):
@@ -165,9 +165,9 @@ class Recording:
         self._timer: threading.Timer | None = None
 
     def start(self) -> None:
-        """Keep what there is when the window has passed."""
-        # Not at the unmount alone: a job that runs for days may be killed.
-        # A longer wait is an error in the thread of the timer, where nobody would see it.
+        """Schedule a write of the touches at the end of the window."""
+        # The unmount alone would not suffice, because a job that runs for days may be killed. A longer wait would raise
+        # in the thread of the timer, where nobody would see it.
         self._timer = threading.Timer(min(self._window_s, threading.TIMEOUT_MAX), self.finish)
         self._timer.name, self._timer.daemon = "omniload-record", True
         self._timer.start()
@@ -183,7 +183,7 @@ class Recording:
         """Return the reads under the first name of each file."""
         names: dict[int, str] = {}
         for path, node in self._tree.walk():
-            # Of hard links the first name; any of them leads to the same blocks.
+            # Take the first name of hard links, because every name leads to the same blocks.
             names.setdefault(node.number, path)
         with self._lock:
             reads = list(self._reads.items())

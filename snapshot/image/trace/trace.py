@@ -46,7 +46,7 @@ __all__ = [
 VERSION = 1
 _KEY = "omniload_trace"
 _MAX_LINES = 4_000_000
-# Of the most lines, at the usual length of a path.
+# Enough for the most lines at the usual length of a path.
 MAX_TRACE_BYTES = 1 << 30
 _MAX_OFFSET = 1 << 44
 
@@ -56,7 +56,7 @@ class Touch:
     """A range of a file, when it was first touched, and in how many starts."""
 
     at_ms: int
-    """Since the start began; of several starts the least."""
+    """Milliseconds since the start began; the least over several starts."""
     path: str
     offset: int
     size_bytes: int
@@ -65,7 +65,7 @@ class Touch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What starts of one image with one command touched."""
+    """The ranges that starts of one image with one command touched."""
 
     image: str
     """Digest of the manifest."""
@@ -115,7 +115,7 @@ def encode_trace(trace: Trace) -> bytes:
         "runs": trace.runs,
     }
     lines = [json.dumps(head)]
-    # Not orjson: only this one can write names that are no UTF-8, as ASCII escapes.
+    # Not orjson: only this module can write names that are not UTF-8, as ASCII escapes.
     lines += [
         json.dumps(
             {
@@ -220,8 +220,8 @@ def _cut(path: str, touches: Sequence[Touch], most_runs: int) -> Iterator[Touch]
         more_runs[touch.offset] += touch.runs
         more_runs[touch.offset + touch.size_bytes] -= touch.runs
     waiting = sorted(touches, key=lambda touch: touch.offset, reverse=True)
-    # By time, those that are over among them: to look at all that are open at each place would be
-    # work without end for ranges that lie in each other, as a stranger's trace may have them.
+    # Order the open ranges by time, and drop those that have ended when they come first: to look at all open ranges
+    # at each place would take quadratic time for nested ranges, which a stranger's trace may have.
     earliest: list[tuple[int, int]] = []
     runs = 0
     for start, end in pairwise(sorted(more_runs)):
@@ -267,13 +267,13 @@ def command_key(command: Sequence[str]) -> str:
 
 
 def nearest(commands: Sequence[Sequence[str]], wanted: Sequence[str]) -> int | None:
-    """Return which command starts most like another one.
+    """Return the command that starts most like another one.
 
     Returns:
-        Place of the one that shares the most leading words, at least the first; of equals the
-        shortest, then the first. None where no first word is shared.
+        Place of the command that shares the most leading words, at least the first. Among equals the
+        shortest wins, then the first. None if no command shares the first word.
     """
-    # By leading words: a job that goes on from another step differs in one of the last.
+    # Compare leading words, because a job that resumes from another step differs in one of the last words.
     shared = [_num_shared(command, wanted) for command in commands]
     places = [place for place, num in enumerate(shared) if num]
     return min(places, key=lambda p: (-shared[p], len(commands[p]), p), default=None)
@@ -291,7 +291,7 @@ def most_run(runs: Sequence[int]) -> tuple[int, ...]:
     order = sorted(range(len(runs)), key=lambda place: (-runs[place], place))
     found, started = [], 0
     for place in order[:_MOST_COMMANDS]:
-        # What is started is then like one of these, more likely than not, where nobody says what it is.
+        # A start without a known command is then more likely than not like one of these.
         if 4 * started >= 3 * sum(runs):
             break
         found.append(place)

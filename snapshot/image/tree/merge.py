@@ -1,17 +1,17 @@
-"""Layers merged into the one tree a container sees, or one by itself, as overlayfs wants it.
+"""Layers merged into the tree that a container sees, or one layer by itself in the form that overlayfs reads.
 
 The rules are those of the image specification and of the tools that unpack by it:
 
-- ``.wh.NAME`` hides what lower layers have at ``NAME``; ``.wh..wh..opq`` hides all that
-  lower layers have in its directory. Neither touches its own layer, in whatever order.
-- A directory over a directory keeps the children and takes the new attributes; every
-  other meeting of two entries replaces the lower one and what was below it.
-- A hard link is another name of the file its target names at that moment.
+- ``.wh.NAME`` hides ``NAME`` of lower layers; ``.wh..wh..opq`` hides everything that
+  lower layers have in its directory. Neither affects its own layer, in whatever order.
+- A directory over a directory keeps the children and takes the new attributes. In every
+  other case, an entry replaces the lower entry and everything below it.
+- A hard link is another name of the file that its target names at that moment.
 - Parents that no layer names belong to root and have mode 755.
 - A symbolic link in the path of an entry is followed, inside the root.
 
-A container engine lays layers over each other itself. What one of them takes away must then be in
-its tree, in the form that overlayfs reads (``layer_tree``):
+A container engine stacks the layers itself. The tree of a layer must then hold the layer's deletions
+in the form that overlayfs reads (``layer_tree``):
 
 ====================  ==============================================================
 in the layer          in the tree
@@ -20,8 +20,8 @@ in the layer          in the tree
 ``.wh..wh..opq``      the attribute ``trusted.overlay.opaque`` on its directory
 ====================  ==============================================================
 
-Marks stand only where lower layers have something to hide: in a directory that no other
-layer has, the kernel would list them as files that cannot be looked at.
+Marks are set only where lower layers have something to hide: in a directory that no other
+layer has, the kernel would list the marks as files that cannot be looked up.
 
 Source:
     OCI image specification, "Image Layer Filesystem Changeset" and "Whiteouts"; the kernel's
@@ -39,7 +39,7 @@ __all__ = ["OPAQUE", "OPAQUE_ATTRIBUTE", "WHITEOUT", "layer_tree", "merge"]
 
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
-# As many as the kernel follows in one path.
+# The same limit as in the kernel for one path.
 _MAX_LINKS = 40
 # A path of 4095 bytes has no more parts.
 _MAX_DEPTH = 2048
@@ -246,8 +246,8 @@ def layer_tree(layers: Sequence[Sequence[Entry]], number: int) -> Tree:
         return merge([parts.added])
     below = merge(layers[:number])
     marks = parts.marks(below)
-    # With the attributes that lower layers give them: an overlay shows those of the uppermost, and a bare
-    # directory would take, say, the sticky bit from ``tmp``.
+    # Give directories the attributes of lower layers: an overlay shows those of the uppermost layer, and a bare
+    # directory would, for example, remove the sticky bit from ``tmp``.
     known = ((path, _at(below, path)) for path in undescribed if not marks.hides(path))
     described = [replace(entry, path=path) for path, entry in known if entry is not None]
     deleted = [Entry(path=path, kind="character", device=(0, 0)) for path in sorted(marks.deleted)]
@@ -257,7 +257,7 @@ def layer_tree(layers: Sequence[Sequence[Entry]], number: int) -> Tree:
 
 @dataclass(frozen=True, slots=True)
 class _Marks:
-    """What of lower layers is hidden."""
+    """The paths of lower layers that are hidden."""
 
     deleted: frozenset[str]
     opaque: frozenset[str]

@@ -17,15 +17,15 @@ class Node:
 
     number: int
     entry: Entry
-    """What the uppermost layer says of it; its path is one of the names."""
+    """Entry of the uppermost layer; its path is one of the names."""
     layer: int
     """Number of the layer its data lies in, from 0 at the bottom."""
     links: int
-    """Names; of a directory two and one for each directory in it."""
+    """Number of names; for a directory two, and one for each directory in it."""
     parent: int
-    """Of a directory: the one above, the root's own for the root. Otherwise of its first name."""
+    """Number of the directory above, of itself for the root. For other entries, the directory of their first name."""
     children: Mapping[str, int]
-    """Of a directory: numbers by name, sorted."""
+    """For a directory: numbers by name, sorted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from snapshot.image.tree.tree import Node, Tree
 
 __all__ = ["ImageView"]
 
-# What never changes need not be asked again while a job starts; a day is as good as for ever.
+# An image never changes, so nothing need be asked again while a job starts; a day is as good as for ever.
 FOREVER_S = 86400.0
 BLOCK_BYTES = 4096
 _TYPE_OF = {
