@@ -27,7 +27,7 @@ RequestedForm = Literal["auto", "mount", "link", "copy"]
 """Form asked for; ``auto`` takes the first of the others that works."""
 Keeps = Literal["as it is", "if sound", "no"]
 
-# What a file system says that has no links, or none to here: another form may still be had.
+# Errnos of a file system that has no links, or none to this place: another form may still be possible.
 _NO_LINKS = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EROFS, errno.EMLINK, errno.EOPNOTSUPP}
 )

@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 __all__ = ["Restored", "Restorer"]
 
 _LOG = get_logger(__name__)
-# Each try fetches all of it; what breaks it so often is at work now.
+# Each try fetches the whole snapshot; if it breaks this often, the cause is still active.
 _TRIES = 5
-# All that a look for rot adds to a restore by links; whoever wants certainty has ``env prune --verify``.
+# Time that the check for rot adds to a restore by links; ``env prune --verify`` checks everything.
 _SAMPLE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What a restore did."""
+    """The result of a restore."""
 
     key: str
     form: Form
@@ -115,7 +115,7 @@ class Restorer:
         record = self.environment.heal()
         if kept_by(record, key, requested) == "as it is":
             return Restored(key=key, form="mount", already=True)
-        # The lock is let go between a fetch and its use; whoever prunes or verifies may drop the tree then.
+        # The lock is free between a fetch and its use, so another process may prune or verify the tree away.
         for _ in range(_TRIES):
             with together(self.cache.lock(key)):
                 tree = self.cache.tree(key)
@@ -264,7 +264,7 @@ class Restorer:
             for number in used:
                 mount_overlay(tree, number, environment.targets[number].path, key)
         except OmniloadError:
-            environment.heal()  # what is mounted so far has no record
+            environment.heal()  # the mounts made so far are not recorded
             if first:
                 tree.mark_unmounted()
             raise

@@ -43,7 +43,7 @@ _LOG = get_logger(__name__)
 
 
 class Captured(NamedTuple):
-    """What a command did to the targets."""
+    """The changes that a command made to the targets."""
 
     targets: tuple[Target, ...]
     before: Scan
@@ -216,7 +216,7 @@ def save(
 
 
 def _entries(captured: Captured, pool: ThreadPoolExecutor, progress: Progress) -> tuple[Entry, ...]:
-    """Make entries of a delta; files are hashed beside each other."""
+    """Make the entries of a delta; files are hashed in parallel."""
     targets, delta, after = captured.targets, captured.delta, captured.after
     files = [place for place in delta.changed if after[place].kind is Kind.FILE]
     total, done = sum(after[place].size_bytes for place in files), 0
@@ -255,7 +255,7 @@ class _Writer:
         files = [entry for entry in entries if entry.kind is Kind.FILE]
         self._path_of = {e.digest: Path(targets[e.target].path) / e.path for e in files}
         self._size_of = {e.digest: e.size_bytes for e in files}
-        # Once: it is told with each of tens of thousands of files.
+        # Compute it once, because it is reported with each of tens of thousands of files.
         self._total = sum(self._size_of.values())
         self.places: dict[bytes, PackPlace] = {}
         self.packs: dict[str, tuple[Frame, ...]] = {}
@@ -271,7 +271,7 @@ class _Writer:
             # A manifest that claims the digest for another size is wrong, and ours is written.
             if found.size_bytes == self._size_of[digest]:
                 self._place(digest, found.pack, found.frames, found.offset)
-        # Files of one kind beside each other compress better.
+        # Adjacent files of one kind compress better.
         rest = sorted(
             self._path_of.keys() - self.places.keys(),
             key=lambda digest: (self._path_of[digest].suffix, self._path_of[digest]),
@@ -315,7 +315,7 @@ class _Writer:
 
 
 def _leave_out_byte_code(before: Scan, after: Scan) -> None:
-    """Take out of a scan what can be compiled again: byte code of a source beside that was not there before."""
+    """Remove byte code that can be compiled again from a scan: new byte code whose source is in the scan."""
     folders = set[Place]()
     for number, path in after.keys() - before.keys():
         folder, _, name = path.rpartition("/")
@@ -338,7 +338,7 @@ def _sources_of(
         if not path.endswith(".py") or targets[number].path == interpreter.scripts:
             continue
         parts = path.split("/")
-        # What was there before is not even looked at: of an image read as needed, it would come over the link.
+        # Do not look at folders that existed before: an image that is read lazily would fetch them over the network.
         above = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
         new = next((folder for folder in above if (number, folder) not in before), path)
         found[f"{targets[number].path}/{new}"] = None

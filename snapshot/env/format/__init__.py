@@ -1,1 +1,1 @@
-"""What lies on the store, as bytes; what is refused before anything is written."""
+"""Files on the store as bytes, and the checks before anything is written."""

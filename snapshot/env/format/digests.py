@@ -60,7 +60,7 @@ def _tree_lines(root: Path) -> Iterator[bytes]:
             if path.is_symlink():
                 yield b"link\0%s\0%s\0" % (shown, os.fsencode(path.readlink()))
             elif path.is_file():
-                # Of the mode, not of the user: root may run what others may not.
+                # Hash the mode, not the rights of the user: root may run files that others may not.
                 runs = b"x" if path.stat().st_mode & 0o111 else b"-"
                 yield b"file\0%s\0%s\0%s\0" % (shown, runs, file_digest(path))
 

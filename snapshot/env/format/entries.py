@@ -1,14 +1,14 @@
-"""What lies in the target directories of an environment, what a command changed there, and what is refused.
+"""Entries of the target directories of an environment, the changes of a command, and the entries that are refused.
 
-A manifest comes from a store that others write to. Nothing in it is used unchecked:
+A manifest comes from a store that others can write to, so nothing in it is used unchecked:
 
 - a path stays below its target: no empty, ``.`` or ``..`` component, no zero byte, not absolute;
-- what lies above a path is a directory of the snapshot, never a link or a file;
+- every parent of a path is a directory of the snapshot, never a link or a file;
 - a link leads to a place in one of the targets; ``..`` stands only at its front, so that
   no other link can bend it;
 - nothing but directories, files and links; no set-uid, set-gid or sticky bits;
-- each path once, also where a file system folds upper and lower case;
-- the bytes claimed are within a limit, and nothing may inflate past its claim.
+- each path occurs once, also on a file system that folds upper and lower case;
+- the sizes are within a limit, and nothing may inflate past its stated size.
 """
 
 import posixpath
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class Kind(IntEnum):
-    """What an entry is. The numbers are those of the manifest."""
+    """The kind of an entry, by its number in the manifest."""
 
     DELETED = 0
     """Was there before the command and is not after it."""
@@ -56,7 +56,7 @@ class Target(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What one ``lstat`` says, as far as a change shows in it."""
+    """The fields of one ``lstat`` that show a change."""
 
     kind: Kind
     mode: int
@@ -90,7 +90,7 @@ Place = tuple[int, str]
 
 
 class Delta(NamedTuple):
-    """What differs between two scans, in order of target and path."""
+    """The differences of two scans, in order of target and path."""
 
     changed: tuple[Place, ...]
     """Added or changed, and every directory above those and above what is gone."""
@@ -120,7 +120,7 @@ def difference(before: Mapping[Place, Seen], after: Mapping[Place, Seen]) -> Del
     touched = {place for place, seen in after.items() if before.get(place) != seen}
     gone = before.keys() - after.keys()
     deleted = {place for place in gone if _is_topmost(place, gone, after)}
-    # What lies above a deletion must be there to hold it.
+    # A deletion needs the directories above it.
     held = {(number, above) for number, path in touched | deleted for above in parents_of(path)}
     return Delta(
         changed=tuple(sorted(touched | (held & after.keys()))), deleted=tuple(sorted(deleted))
@@ -137,15 +137,15 @@ def _is_topmost(place: Place, gone: Iterable[Place], after: Mapping[Place, Seen]
     return parent not in gone and (parent not in after or after[parent].kind is Kind.DIRECTORY)
 
 
-# What Linux takes: NAME_MAX and PATH_MAX.
+# NAME_MAX and PATH_MAX of Linux.
 MAX_NAME_BYTES = 255
 MAX_PATH_BYTES = 4096
 OWN_FOLDER = ".omniload-env"
-"""Where a restore keeps its stage and its record, in the prefix and in each target; never captured."""
+"""Folder for the stage and the record of a restore, in the prefix and in each target; never captured."""
 
 
 class Limits(NamedTuple):
-    """What one snapshot may claim."""
+    """The limits of one snapshot."""
 
     raw_bytes: int = 1 << 40
     """Bytes of all files."""
@@ -233,7 +233,7 @@ def _check_entry(entry: Entry, targets: Sequence[Target]) -> None:
         check_path(entry.path)
     if entry.kind not in (Kind.DELETED, Kind.DIRECTORY, Kind.FILE, Kind.LINK):
         raise IntegrityError(f"path {entry.path!r} is of kind {entry.kind}; refused")
-    # Set-uid would lend a file the rights of whoever restores it.
+    # Set-uid would lend a file the rights of the user who restores it.
     if entry.mode & ~0o777:
         raise IntegrityError(f"path {entry.path!r} has mode {entry.mode:o}; only 777 is allowed")
     if entry.kind is Kind.FILE and (entry.size_bytes < 0 or len(entry.digest) != 32):

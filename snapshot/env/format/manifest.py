@@ -34,7 +34,7 @@ VERSION = 1
 MAGIC = b"OMNIENV\0"
 HEADER_BYTES = 64
 MAX_BODY_BYTES = 1 << 30
-# Of a body as it lies in the store: some two million paths.
+# Limit of a body as it is stored: some two million paths.
 MAX_STORED_BYTES = 256 << 20
 
 _HEADER = struct.Struct("<8sIIQQ32s")
@@ -46,10 +46,10 @@ _NONE = 0xFFFFFFFF
 
 
 class Place(NamedTuple):
-    """Where a content lies."""
+    """The place of a content."""
 
     pack: int
-    """Number of the pack among those of the manifest."""
+    """Number of the pack in the manifest's list."""
     offset: int
     """In the raw pack."""
     size_bytes: int
@@ -57,13 +57,13 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What a person wants to know; JSON in the manifest."""
+    """The facts of a snapshot that a person wants to know; JSON in the manifest."""
 
     version: int = VERSION
     key: str
     """64 hexadecimal digits."""
     document: dict[str, Any]
-    """What the key is made of."""
+    """Document whose digest is the key."""
     targets: tuple[Target, ...]
     created_ns: int
     packs: tuple[str, ...]
@@ -84,9 +84,9 @@ class Manifest:
 
     head: Head
     entries: tuple[Entry, ...]
-    """In order of target and path."""
+    """Entries in order of target and path."""
     contents: dict[bytes, Place] = field(default_factory=dict)
-    """By SHA-256."""
+    """Places of contents by SHA-256."""
     frames: tuple[tuple[Frame, ...], ...] = ()
     """All frames of each pack."""
 

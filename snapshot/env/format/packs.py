@@ -42,7 +42,7 @@ class Frame(NamedTuple):
     """A compressed piece of a pack."""
 
     offset: int
-    """Where it begins in the stored pack."""
+    """Offset in the stored pack."""
     stored_bytes: int
     raw_bytes: int
 
@@ -52,11 +52,11 @@ class ReadUnit(NamedTuple):
 
     frames: tuple[Frame, ...]
     raw_offset: int
-    """Where the first of them begins in the raw pack."""
+    """Offset of the first frame in the raw pack."""
 
     @property
     def offset(self) -> int:
-        """Where the read begins in the stored pack."""
+        """Offset of the read in the stored pack."""
         return self.frames[0].offset
 
     @property
@@ -67,7 +67,7 @@ class ReadUnit(NamedTuple):
 
     @property
     def raw_end(self) -> int:
-        """Where the last frame ends in the raw pack."""
+        """End of the last frame in the raw pack."""
         return self.raw_offset + sum(frame.raw_bytes for frame in self.frames)
 
 
@@ -84,7 +84,7 @@ def check_frames(frames: Sequence[Frame], *, name: str) -> None:
                 f"pack {name!r}: frame {frame} begins before {at} or claims more than "
                 f"{MAX_FRAME_BYTES} bytes"
             )
-        # What zstd cannot compress gets longer by 1/256 at most: by 64 KiB of the largest frame.
+        # zstd makes incompressible bytes longer by 1/256 at most, which is 64 KiB for the largest frame.
         if not 0 < frame.stored_bytes <= frame.raw_bytes + 65536:
             raise IntegrityError(f"pack {name!r}: frame {frame} is stored in too many bytes")
         at = frame.offset + frame.stored_bytes

@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreter:
-    """What an interpreter says of itself."""
+    """An interpreter's description of itself."""
 
     executable: str
     prefix: str
@@ -41,7 +41,7 @@ class Interpreter:
     platlib: str
     scripts: str
     identity: Mapping[str, str]
-    """What decides which wheels fit, from the version to the C library: the part of the key about the machine."""
+    """Facts that decide which wheels fit, from the version to the C library: the key's part about the machine."""
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ class Interpreter:
 
 
 def find_python(named: str | None, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the interpreter, or that of the root of an environment, that is named; else of the active environment.
+    """Return the named interpreter, or that of the named environment's root; else that of the active environment.
 
     Raises:
         ConfigError: There is none.
@@ -103,9 +103,9 @@ def probe(python: str) -> Interpreter:
         if python == sys.executable:  # a process of its own would cost 20 to 30 ms
             described = _description()
         else:
-            # As text, not as a file: what runs there has its own library only, and none of our modules.
+            # Pass text, not a file: the interpreter there has only its own library, and none of our modules.
             asked = f"{getsource(_description)}print(json.dumps(_description()))"
-            # Isolated, so that neither the current directory nor PYTHONPATH answers for it.
+            # Isolated, so that neither the current directory nor PYTHONPATH affects the answer.
             words = [python, "-I", "-c", f"import json, platform, sys, sysconfig\n{asked}"]
             done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)  # noqa: S603 -- the user's own
             described = json.loads(done.stdout)
@@ -115,12 +115,12 @@ def probe(python: str) -> Interpreter:
 
 
 def environment_of(interpreter: Interpreter, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables under which a command of this environment runs, from those of now: its bin first."""
+    """Return the variables for a command of this environment: the given ones, with the environment's bin first."""
     given = dict(environment)
     given["PATH"] = os.pathsep.join([interpreter.scripts, given.get("PATH", os.defpath)])
-    # It would send this interpreter to the library of another.
+    # The variable would send this interpreter to the library of another.
     given.pop("PYTHONHOME", None)
-    given.pop("VIRTUAL_ENV", None)  # of another one: uv would install there
+    given.pop("VIRTUAL_ENV", None)  # of another environment, into which uv would install
     if (Path(interpreter.prefix) / "pyvenv.cfg").is_file():
         given["VIRTUAL_ENV"] = interpreter.prefix
     return given
@@ -130,10 +130,10 @@ _DISTRIBUTION = re.compile(r"^(?P<name>.+?)-(?P<version>[^-]+)(?:-.*)?\.(?:dist|
 
 
 class Base(NamedTuple):
-    """What an environment holds before the command."""
+    """The content of an environment before the command."""
 
     image: str
-    """Digest of the image it lies in; empty where nobody said."""
+    """Digest of the image that holds the environment; empty if none was given."""
     installed: str
     """Digest of the names and versions of what is installed."""
 

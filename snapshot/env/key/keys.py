@@ -1,16 +1,16 @@
-"""The key of a snapshot: everything that decides what an installation puts where.
+"""The key of a snapshot: everything that decides which files an installation puts where.
 
-A key is the SHA-256 of a document in canonical JSON. The document is kept in the
-manifest, so two keys can be compared by what they are made of.
+A key is the SHA-256 of a document in canonical JSON. The manifest keeps the document,
+so two keys can be compared by their ingredients.
 
-Of what an installation asks for, the lines and files that it names are read: the arguments of
-``pip install`` and ``uv pip install``, the requirement and constraint files they name (and those that
+The request of an installation includes the lines and files that it names: the arguments of
+``pip install`` and ``uv pip install``, the requirement and constraint files they name (and the files that
 these name), the variables of pip and uv, and project and lock files for ``uv sync``, Poetry, PDM and
-Pipenv. Order, blanks and comments of a file do not matter; local sources count by content. Of any
+Pipenv. Order, blanks and comments of a file do not matter; local sources count by content. For any
 other command, arguments that are files count by content.
 
 A requirement is not parsed. Two spellings of one requirement are two requests, which costs
-one installation; two requests are never taken for one.
+one installation; but two different requests never share a key.
 """
 
 import hashlib
@@ -77,7 +77,7 @@ _VCS = re.compile(r"^(git|hg|svn|bzr)\+")
 
 @dataclass(slots=True)
 class Requests:
-    """What was asked for. Sorted when it goes into a key."""
+    """The requests of an installation. They are sorted when they go into a key."""
 
     requirements: set[str] = field(default_factory=set)
     """Lines of requirement files."""
@@ -108,14 +108,14 @@ def without_credentials(text: str) -> str:
         text = head + mark + urlunsplit(parts._replace(netloc=place))
     except ValueError:
         pass
-    # Of what is no URL as a whole: ``-iURL``, ``NAME @ URL``, the words of a shell.
+    # The text as a whole is no URL, but may contain one: ``-iURL``, ``NAME @ URL``, the words of a shell.
     return with_urls_hidden(text)
 
 
 def requests_of(
     command: Sequence[str], folder: str, environment: Mapping[str, str] = os.environ
 ) -> Requests:
-    """Read what a command that runs in ``folder`` asks for, beside its own words, which the key holds.
+    """Read the requests of a command that runs in ``folder``, in addition to its words, which the key holds.
 
     Raises:
         ConfigError: A file that it names cannot be read.
@@ -189,7 +189,7 @@ class _Reader:
             return
         self._read.add((path, constraints))
         try:
-            # Of a pipe (``-r <(...)``) pip would read what this one leaves: nothing. So it is refused.
+            # Refuse a pipe (``-r <(...)``), because this read would leave nothing for pip.
             held = read_small_file(
                 path, most_bytes=_MOST_REQUIREMENT_BYTES, what="a requirement file"
             )
@@ -198,7 +198,7 @@ class _Reader:
             raise ConfigError(f"{path}: a requirement file that cannot be read: {error}") from error
         for number, line in _lines(text):
             try:
-                # As pip does in requirement files: the value decides, not the name.
+                # As in pip's requirement files, a variable counts by its value, not its name.
                 self._line(_VARIABLE.sub(self._value, line), path.parent, constraints=constraints)
             except ConfigError as error:
                 raise ConfigError(f"{path}:{number}: {error}") from error
@@ -208,7 +208,7 @@ class _Reader:
         # os.path: an argument may be a program, longer than any path.
         is_file = os.path.isfile(self.folder / name)  # noqa: PTH113
         if is_file:
-            # By the name as it was written: on another machine the folder above may be another.
+            # Use the name as it was written: on another machine the folder above may differ.
             self.found.sources[name] = digest_of(self.folder / name)
         return is_file
 
@@ -275,16 +275,16 @@ def _local_path(text: str) -> str | None:
 
 
 class Installation(NamedTuple):
-    """A command that installs, and what decides its outcome beside the environment."""
+    """A command that installs, and everything but the environment that decides its outcome."""
 
     command: tuple[str, ...]
     """Program and arguments."""
     folder: str
-    """Where it runs."""
+    """Working directory of the command."""
     environment: Mapping[str, str]
-    """Variables it sees."""
+    """Variables of the command."""
     files: tuple[str, ...] = ()
-    """Files and folders that it reads, by content, beside those in its arguments."""
+    """Files and folders that the command reads, by content, in addition to those in its arguments."""
     variables: tuple[str, ...] = ()
     """Names of the variables that it reads."""
 

@@ -63,7 +63,7 @@ def exclusively(path: Path) -> Iterator[None]:
 
 @contextmanager
 def locked_now(path: Path) -> Iterator[bool]:
-    """Hold the lock file at ``path`` as ``exclusively`` does if nobody holds it; say whether it is held."""
+    """Hold the lock file at ``path`` like ``exclusively`` if nobody holds it; yield whether it is held."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
@@ -133,7 +133,7 @@ class NodeCache:
 
     def lock(self, key: str) -> Path:
         """Return the lock file of a key."""
-        # Never removed: of two that hold files of this name, one removed and one new, each would hold the key.
+        # Never remove it: one process could hold the removed file, another a new one of the same name.
         return self.folder / "locks" / key
 
     def tree(self, key: str) -> Tree | None:
@@ -158,7 +158,7 @@ class NodeCache:
     def _is_sound(self, tree: Tree) -> bool:
         if tree.boot != boot_id():
             with suppress(PermissionError):
-                tree.keep(tree.manifest)  # as little synced as the files
+                tree.keep(tree.manifest)  # no more durable than the files
             if tree.changed_files(digests=True):
                 return False
             with suppress(PermissionError):
@@ -190,7 +190,7 @@ class NodeCache:
         with suppress(FileNotFoundError):
             (self.folder / "trees" / key).rename(aside)
         for folder in aside.parent.glob(f"{key}.dropped*"):
-            # What a mount shows stays until the machine starts again: running programs would lose their files.
+            # A tree that a mount shows stays until the machine restarts: running programs would lose their files.
             if not Tree(folder).may_be_mounted:
                 discard(folder)
 
@@ -205,10 +205,10 @@ class Found(NamedTuple):
     kind: Literal["tree", "leftover"]
     name: str
     outcome: Literal["removed", "used", "mounted", "busy", "damaged"]
-    """Of a damaged one: it is removed, so that it is fetched again."""
+    """Outcome for a tree; a damaged tree is removed, so that it is fetched again."""
     freed_bytes: int = 0
     fault: str = ""
-    """Of a damaged one: the first path that is not what was extracted, or what is wrong with the manifest."""
+    """Fault of a damaged tree: the first path that differs from the extracted one, or the manifest's fault."""
 
 
 def prune_cache(
@@ -219,7 +219,7 @@ def prune_cache(
     With ``verify`` every file of the trees that stay is compared with its digest.
     """
     latest = now_ns - int(unused_s * 1e9)
-    # What is held is passed over; a run that removes nothing takes no lock.
+    # Trees in use are skipped; a run that removes nothing takes no lock.
     for folder in sorted((cache.folder / "partial").iterdir()):
         key = folder.name.partition(".")[0]
         with locked_now(cache.lock(key)) if act else nullcontext(True) as held:
@@ -275,7 +275,7 @@ def _fault_of(tree: Tree) -> str:
 
 
 def _is_shown(tree: Tree, key: str) -> bool:
-    """Return whether a mount may show a tree, under its lock: nobody mounts it meanwhile."""
+    """Return whether a mount may show a tree. Call it under the tree's lock, so that nobody mounts it meanwhile."""
     if not tree.may_be_mounted:
         return False
     keys, all_seen = keys_mounted()

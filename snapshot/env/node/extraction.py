@@ -31,8 +31,8 @@ _REMEDY = f"remove {ROOT}/packs/{{}} from the store, then save the snapshot agai
 UNIT_BYTES = 8 << 20
 """Raw bytes fetched in one read."""
 _NO_DEVICES = frozenset({errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
-_MOST_PIECES = 1024  # as many as a call takes
-# Never through a link nor into a file that is there: whoever made those is not this process.
+_MOST_PIECES = 1024  # the most that one call takes
+# Never write through a link or into an existing file, because another process made it.
 _FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -172,7 +172,7 @@ class _Extraction:
         self._repository = repository
         self._manifest = manifest
         self._layers = _layers(manifest, tree)
-        # What the umask takes from a mode, seen where it was taken already.
+        # Bits that the umask removes from a mode, read from a folder that already exists.
         self._masked = ~tree.folder.stat().st_mode & 0o777
         self._entries_of: dict[bytes, list[Entry]] = {}
         for entry in manifest.entries:
@@ -193,7 +193,7 @@ class _Extraction:
                 self._write(digest, [])
         for pack, places in sorted(wanted.items()):
             frames = self._manifest.frames[pack]
-            ranges = dict(sorted(places.values()))  # of one offset, the largest
+            ranges = dict(sorted(places.values()))  # the largest range of each offset
             units = read_units(frames, ranges, unit_bytes=UNIT_BYTES)
             starts = [unit.raw_offset for unit in units]
             held: list[list[tuple[bytes, int, int]]] = [[] for _ in units]
@@ -243,7 +243,7 @@ class _Extraction:
             file = os.open(self._path(entry), _FILE_FLAGS, entry.mode)
             try:
                 _write_at(file, pieces, 0)
-                # What the umask took from the mode is given back.
+                # Restore the bits that the umask removed from the mode.
                 if entry.mode & self._masked:
                     os.fchmod(file, entry.mode)
                 os.utime(file, ns=(entry.mtime_ns, entry.mtime_ns))
@@ -255,7 +255,7 @@ class _Extraction:
     ) -> None:
         """Write a part of a large content into its first file; the last part finishes it."""
         path = self._path(self._entries_of[digest][0])
-        # Parts come in any order and beside each other: whichever is first makes the file.
+        # Parts come in any order and in parallel, so the first to arrive makes the file.
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             _write_at(file, pieces, offset)
@@ -268,7 +268,7 @@ class _Extraction:
             self._finish_parted(digest, path)
 
     def _finish_parted(self, digest: bytes, path: str) -> None:
-        """Verify a file that came in parts, and copy those that share its content."""
+        """Verify a file that came in parts, and copy it to the other paths with its content."""
         first, *more = self._entries_of[digest]
         if Path(path).stat().st_size != first.size_bytes or file_digest(path) != digest:
             raise self._not_right(first)

@@ -54,13 +54,13 @@ def mounts_at(path: str) -> list[Mount]:
 
 
 def keys_mounted(proc: Path = Path("/proc")) -> tuple[set[str], bool]:
-    """Return the keys of the snapshots that any process sees mounted, and whether all could be asked."""
+    """Return the keys of the snapshots that any process sees mounted, and whether all processes could be asked."""
     keys, whole = set[str](), False
-    # No other namespace of processes holds those of every container.
+    # Only the first namespace of processes sees the processes of every container.
     with suppress(OSError):
         whole = (proc / "self" / "ns" / "pid").stat().st_ino == _FIRST_PROCESSES
     for _, mounts in mounts_everywhere(proc):
-        whole = whole and mounts is not None  # of another's process, root alone may look
+        whole = whole and mounts is not None  # only root may look at another user's process
         keys |= {mount.source.partition(":")[2] for mount in _ours(mounts or [])}
     return keys, whole
 
@@ -87,7 +87,7 @@ def mount_overlay(tree: Tree, number: int, path: str, key: str) -> None:
         options = overlay_options([*layers, path])
     except ValueError as error:
         raise UnavailableError(f"{path}: {error}") from error
-    # What a store brought is given no device and no other user's rights.
+    # Files from a store get no devices and no rights of other users.
     flags = calls.MS_RDONLY | calls.MS_NODEV | calls.MS_NOSUID
     try:
         calls.mount(mount_source(key), path, "overlay", flags, options)
@@ -100,7 +100,7 @@ def mount_overlay(tree: Tree, number: int, path: str, key: str) -> None:
 
 
 def umount(path: str, *, lazily: bool = False) -> None:
-    """Take the topmost mount off ``path``; ``lazily`` it goes when nobody uses it any more.
+    """Unmount the topmost mount at ``path``; with ``lazily``, it disappears when nobody uses it any more.
 
     Raises:
         StateError: It is in use, or cannot be unmounted.

@@ -40,11 +40,11 @@ VERSION = 2
 
 
 class TreeHead(NamedTuple):
-    """What a mount has to know of a snapshot."""
+    """The facts about a snapshot that a mount needs."""
 
     key: str
     document: dict[str, Any]
-    """What the key is made of."""
+    """Document whose digest is the key."""
     targets: list[str]
     """Names of the targets."""
     used: list[int]
@@ -77,7 +77,7 @@ def decode_head(data: bytes) -> TreeHead:
         StateError: It is damaged, or of another version.
     """
     mark, _, text = data.partition(b"\n")
-    # No field is looked at: whoever could forge the digest could write into the tree itself.
+    # Fields are not checked: a writer who could forge the digest could write into the tree itself.
     if mark != _mark(text):
         raise StateError("head of a tree is damaged, or of another version; fetch the tree again")
     return TreeHead(**json.loads(text))
@@ -91,11 +91,11 @@ class Folder(NamedTuple):
     """One directory of a tree, and the files and links in it."""
 
     own: Entry
-    """Of the directory."""
+    """Entry of the directory."""
     names: list[str]
-    """Of files and links, sorted."""
+    """Names of its files and links, sorted."""
     entries: list[Entry]
-    """Those of the names, in their order."""
+    """Entries of the names, in their order."""
 
     @property
     def place(self) -> Place:
@@ -108,7 +108,7 @@ class Folder(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """What a tree holds folder by folder, each after the one above it, and what the snapshot deletes."""
+    """The content of a tree folder by folder, each after the one above it, and the snapshot's deletions."""
 
     folders: list[Folder]
     deleted: list[Place]
@@ -136,7 +136,7 @@ def changed_in(root: str, folder: Folder) -> list[str]:
     """Return the paths of a folder below ``root`` whose kind, size, mode or time is not what it was when written."""
     own, names, entries = folder
     try:
-        # Not through a link: what it leads to is not the folder that was written.
+        # Do not follow a link, because its target is not the folder that was written.
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.open(f"{root}/{own.path}", flags)
     except (FileNotFoundError, NotADirectoryError):
@@ -145,7 +145,7 @@ def changed_in(root: str, folder: Folder) -> list[str]:
         found = [] if stat.S_IMODE(os.fstat(file).st_mode) == own.mode else [own.path]
         for name, entry in zip(names, entries, strict=True):
             try:
-                # By its name alone, a third of the cost of a walk by whole paths.
+                # Stat by the name alone: a third of the cost of a walk by whole paths.
                 seen = os.stat(name, dir_fd=file, follow_symlinks=False)
             except FileNotFoundError:
                 found.append(folder.path_of(name))
@@ -162,9 +162,9 @@ def changed_in(root: str, folder: Folder) -> list[str]:
     return found
 
 
-# Of one file beside a tree, which holds at most the tables of a manifest.
+# Limit of one file next to a tree; the largest holds the tables of a manifest.
 _LARGEST_BYTES = 2 << 30
-# A disk or a file system says so of bytes that it has lost; anything else is no rot.
+# Errnos of a disk or file system that has lost bytes; any other error is no rot.
 _UNREADABLE = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
 
 
@@ -211,7 +211,7 @@ class Tree:
 
     @property
     def head(self) -> TreeHead:
-        """What a mount needs to know; tables of tens of thousands of entries stay unread while it is whole."""
+        """Facts that a mount needs; while the head is intact, tables of tens of thousands of entries stay unread."""
         if self._head is None:
             try:
                 self._head = decode_head(self._kept("head.json"))
@@ -232,13 +232,13 @@ class Tree:
 
     @property
     def listing(self) -> Listing:
-        """What it holds, folder by folder."""
+        """Content of the tree, folder by folder."""
         if self._listing is None:
             self._listing = listing_of(self.manifest.entries)
         return self._listing
 
     def keep(self, manifest: "Manifest") -> None:
-        """Write beside the manifest what a mount reads of it."""
+        """Write the part of the manifest that a mount reads to a file next to it."""
         put_file(self.folder / "head.json", encode_head(TreeHead.of(manifest)))
 
     def _kept(self, name: str) -> bytes:
@@ -265,9 +265,9 @@ class Tree:
 
     @property
     def used_ns(self) -> int:
-        """When it was last placed into an environment."""
+        """Time at which it was last placed into an environment."""
         with suppress(FileNotFoundError):
-            # Not the time of the last read, which many disks are mounted without.
+            # Not the time of the last read, because many disks are mounted without it.
             return (self.folder / "head.json").stat().st_mtime_ns
         return 0
 
@@ -283,7 +283,7 @@ class Tree:
     def mark_mounted(self) -> None:
         """Note that a mount may show the tree until the machine starts again."""
         with suppress(PermissionError):  # a user that may not note it may not drop it either
-            # With the start of the kernel: no mount outlives it.
+            # Record the boot, because no mount outlives it.
             put_file(self.folder / "mounted", boot_id().encode())
 
     def mark_unmounted(self) -> None:
@@ -310,7 +310,7 @@ class Tree:
         random.shuffle(files)
         until_s = time.monotonic() + within_s
         for entry in files:
-            # By content: a disk that gives back other bytes changes neither size nor time.
+            # Compare the content: a disk that returns wrong bytes changes neither size nor time.
             if not _is_as_written(f"{self.layer(entry.target)}/{entry.path}", entry):
                 return entry.path
             if time.monotonic() >= until_s:
@@ -318,15 +318,15 @@ class Tree:
         return None
 
     def changed_files(self, *, digests: bool, roots: Sequence[str] = ()) -> list[str]:
-        """Return the paths that are not what the snapshot says; what it does not name is nobody's fault.
+        """Return the paths that differ from the snapshot; paths that it does not name are ignored.
 
         Args:
             digests: Read all files; else compare kind, size, mode and time only. Times of folders
-                are not compared: they move with every file beside.
-            roots: Where the targets lie: those of an environment, or the tree's own.
+                are not compared, because every file that is added to a folder changes them.
+            roots: Roots of the targets: those of an environment, or the tree's own.
 
         Raises:
-            IntegrityError: The manifest beside the tree is damaged.
+            IntegrityError: The manifest of the tree is damaged.
         """
         roots = roots or [str(self.layer(number)) for number in range(len(self.head.targets))]
         found = [

@@ -15,7 +15,7 @@ __all__ = ["StoreMissingError", "opened"]
 
 
 class StoreMissingError(ConfigError):
-    """The folder of a store is not there: nobody made it, or what it lies on is not mounted."""
+    """The folder of a store does not exist: nobody made it, or its file system is not mounted."""
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def opened(url: str) -> "Iterator[Repository]":
     from fusefs.stores.url import local_path, open_store  # noqa: PLC0415
     from snapshot.env.store.repository import Repository  # noqa: PLC0415
 
-    # Not ``exists``: of a folder behind a closed or broken one, the store says why.
+    # Not ``exists``: for a folder behind a closed or broken one, the store itself says why.
     if (folder := local_path(url)) is not None and not os.path.lexists(folder):
         raise StoreMissingError(
             f"store {url!r} is not there; make the folder, or mount what it lies on"

@@ -13,7 +13,7 @@ Progress = Callable[[str, int, int], None]
 
 @contextmanager
 def shown_progress(*, in_bytes: bool = True) -> Iterator[Progress]:
-    """Show long work on a terminal, in bytes or by number; nothing where nobody watches."""
+    """Show long work on a terminal, in bytes or by number; show nothing if there is no terminal."""
     stderr: TextIO | None = sys.stderr  # none where it was closed before this process began
     if stderr is None or not stderr.isatty():
         yield lambda *_: None

@@ -49,9 +49,9 @@ __all__ = [
 
 ROOT = "omniload-env/1"
 MANIFESTS, PACKS, CONDEMNED = f"{ROOT}/manifests", f"{ROOT}/packs", f"{ROOT}/condemned"
-# Of a manifest, read before its size is relied on; most are shorter.
+# Bytes of a manifest that are read before its size is relied on; most manifests are shorter.
 _BEGIN_BYTES = 4 << 20
-# An eighth smaller than at 3, for 5 processor seconds more at the one save of a scientific stack.
+# An eighth smaller than at level 3, for 5 more seconds of processor time at the one save of a scientific stack.
 _LEVEL = 7
 _THREADS = 8
 """That read manifests."""
@@ -146,8 +146,8 @@ class Repository:
         except IntegrityError:
             present = None  # it makes room, as one whose packs are gone: saving again mends it
         if present is not None and all(map(self._is_whole, present.head.packs, present.frames)):
-            return False  # the first stays: every node that starts a job shall get the same bytes
-        # As late as can be: the mark may have been set while packs were written.
+            return False  # the first one stays, so that every node that starts a job gets the same bytes
+        # Check as late as possible, because the mark may have been set while packs were written.
         if lost := self.listed(CONDEMNED).keys() & set(manifest.head.packs):
             raise StateError(
                 f"pack {min(lost)!r} was condemned while this snapshot was saved; save it again"
@@ -176,13 +176,13 @@ class Repository:
         try:
             return self.manifest(key)
         except (IntegrityError, StateError):
-            return None  # whoever restores it is told
+            return None  # a restore reports it
 
     def _is_whole(self, pack: str, frames: Sequence[Frame]) -> bool:
         """Return whether a pack is there as far as the last of its frames."""
         end = frames[-1].offset + frames[-1].stored_bytes
         try:
-            # By its size alone: the bytes are compared when they are restored, and may be terabytes.
+            # Check the size alone: the bytes, which may be terabytes, are compared when they are restored.
             return self.store.stat(f"{PACKS}/{pack}").size_bytes >= end
         except FileNotFoundError:
             return False
@@ -190,7 +190,7 @@ class Repository:
     def write_pack(
         self, pieces: Iterator[bytes], pool: ThreadPoolExecutor
     ) -> tuple[str, tuple[Frame, ...], int]:
-        """Write contents back to back as one pack; frames are compressed beside each other and written in order.
+        """Write contents back to back as one pack; frames are compressed in parallel and written in order.
 
         Returns:
             Name, frames and stored bytes of the pack.
@@ -257,7 +257,7 @@ def _checked(key: str) -> str:
 
 
 class Verdict(NamedTuple):
-    """What is to be done with the packs of a store; each sorted."""
+    """The fate of the packs of a store; each list is sorted."""
 
     removed: tuple[str, ...]
     """Condemned a grace ago and named by nothing since."""
@@ -268,7 +268,7 @@ class Verdict(NamedTuple):
 
 
 class Pruned(NamedTuple):
-    """What a run did, or would do."""
+    """The result of a run, or what it would be."""
 
     snapshots: tuple[str, ...]
     verdict: Verdict
@@ -326,7 +326,7 @@ def prune_store(
     if act:
         for key in gone:
             _remove(store.remove, f"{MANIFESTS}/{key}")
-    # Before the manifests: a pack that comes between the two looks is not judged, whoever names it.
+    # List packs before the manifests: a pack that arrives between the two is not judged, whoever names it.
     packs, marks = repository.listed(PACKS), repository.listed(CONDEMNED)
     written = {name: entry.mtime_ns for name, entry in packs.items()}
     named: set[str] = set()

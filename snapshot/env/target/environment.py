@@ -1,4 +1,4 @@
-"""The environment at hand: what it holds now, and how it is brought back to what it held."""
+"""The active environment: its present content, and how its former content is restored."""
 
 import os
 import stat as stat_bits
@@ -53,7 +53,7 @@ class Environment:
 
             carry_out(self.records, journal)
         record = self.records.read("record")
-        # Also those of a restore with more targets than ours.
+        # Include the targets of a restore that had more targets than this one.
         paths = {target.path for target in self.targets} | set(record.targets if record else ())
         seen = {path: mounts_at(path) for path in paths}
         mounted = [path for path, mounts in seen.items() if mounts]
@@ -149,9 +149,9 @@ class Environment:
 
 
 def active_environment(python: str | None = None, more: Sequence[str] = ()) -> Environment:
-    """Return the environment that is active, or that of the interpreter or root given.
+    """Return the active environment, or that of the given interpreter or root.
 
-    Directories of ``more`` are captured beside site-packages and the scripts.
+    Directories of ``more`` are captured in addition to site-packages and the scripts.
 
     Raises:
         ConfigError: There is no such interpreter.
@@ -162,7 +162,7 @@ def active_environment(python: str | None = None, more: Sequence[str] = ()) -> E
 
 
 class Scan(dict[Place, Seen]):
-    """What was seen by target and path; ``special`` names what a snapshot cannot hold."""
+    """The entries seen, by target and path; ``special`` names entries that a snapshot cannot hold."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ def plan_moves(listing: Listing, exists: Callable[[int, str], Kind | None]) -> t
     for folder in listing.folders:
         place = number, path = folder.place
         if path and (number, path.rpartition("/")[0]) in whole:
-            whole.add(place)  # what lies in it moves with it as well
+            whole.add(place)  # its content moves with it as well
         elif path and exists(*place) is not Kind.DIRECTORY:
             moves.append(Move(*place, stages=True))
             whole.add(place)
@@ -76,12 +76,12 @@ def apply(records: Records, tree: Tree, targets: Sequence[Target], record: Recor
             owner.write_bytes(os.fsencode(records.folder))
         records.write("journal", whole)
     except OSError:
-        # Such as a full disk. Nothing of it is in place, and nobody else would remove it.
+        # For example, the disk is full. Nothing is in place yet, and nobody else would remove the stage.
         for target in targets:
             discard(Path(target.path) / OWN_FOLDER)
         raise
     carry_out(records, whole)
-    # What moved into a folder that was there has moved its time: set when all is in place.
+    # Moves into an existing folder changed its time, so the times are set when everything is in place.
     new = {part.folder.place for part in parts if part.names is None}
     for folder in listing.folders:
         if folder.place not in new:
@@ -263,5 +263,5 @@ def _link(source: str, into: str, names: Sequence[str], staged_names: Sequence[s
 
 def _copy(source: str, into: str, names: Sequence[str], staged_names: Sequence[str]) -> None:
     for name, staged_name in zip(names, staged_names, strict=True):
-        # With time and mode, by which a later look tells what was changed.
+        # Copy time and mode, too, by which a later look detects changes.
         shutil.copy2(f"{source}/{name}", f"{into}/{staged_name}", follow_symlinks=False)

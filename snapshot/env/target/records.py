@@ -1,4 +1,4 @@
-"""What was done to an environment: the journal of a restore under way, the record of one that is done."""
+"""Changes made to an environment: the journal of a restore under way, the record of a completed one."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -30,14 +30,14 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What was done to an environment; JSON in ``<prefix>/.omniload-env``."""
+    """The changes made to an environment; JSON in ``<prefix>/.omniload-env``."""
 
     version: int = VERSION
     action: Literal["apply", "undo"]
     key: str
     form: Form
     base: dict[str, str]
-    """What the environment held before: part of the key."""
+    """Content of the environment before the restore: part of the key."""
     targets: tuple[str, ...]
     """Paths of the targets."""
     moves: tuple[Move, ...] = ()
