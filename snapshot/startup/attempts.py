@@ -48,14 +48,14 @@ class NodeStage:
 
     @property
     def error(self) -> str | None:
-        """What a run failed with, the last if several did."""
+        """Error of the stage, the last one if several runs failed."""
         errors = (run.facts.get("error") for run in reversed(self.runs))
         return next(filter(None, errors), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One stage over the nodes of an attempt; figures are over those that ended it."""
+    """One stage over the nodes of an attempt; figures are over the nodes that ended it."""
 
     name: str
     nodes: tuple[NodeStage, ...]
@@ -124,7 +124,7 @@ def attempts_of(events: Iterable[StageEvent]) -> tuple[Attempt, ...]:
     """Join events into attempts, in order of job and number.
 
     Args:
-        events: Of any jobs, attempts and nodes; those of a file in the order of its lines.
+        events: Events of any jobs, attempts and nodes; events of one file in the order of its lines.
 
     Raises:
         StateError: An attempt has more than 256 stages.
@@ -140,7 +140,7 @@ def attempts_of(events: Iterable[StageEvent]) -> tuple[Attempt, ...]:
 
 def in_order(name: str) -> tuple[int, str]:
     """Return a key that sorts ``n2`` before ``n10``."""
-    # By length first: names of one kind differ in a number at their end.
+    # Sort by length first, because names of one kind differ in a number at their end.
     return len(name), name
 
 
@@ -224,7 +224,7 @@ def _sum_bytes(of_parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class StageDifference:
-    """What one stage, or what lies between them, takes of the critical path in two starts; 0 s where it is not."""
+    """Time of one stage, or of the gap between stages, on the critical path of two starts; 0 s if it is not there."""
 
     name: str
     path_before_s: float
@@ -234,13 +234,13 @@ class StageDifference:
 
     @property
     def path_s(self) -> float:
-        """What the stage adds to the critical path: after less before."""
+        """Seconds that the stage adds to the critical path: after minus before."""
         return self.path_after_s - self.path_before_s
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What changed from one start to another."""
+    """The changes from one start to another."""
 
     before: Attempt
     after: Attempt
@@ -259,8 +259,8 @@ class Difference:
 
     @property
     def explaining(self) -> StageDifference | None:
-        """The stage that moved the total farthest the way it went; ``None`` within a millisecond."""
-        if abs(self.seconds) < _SAME_S:  # of a difference of nothing every stage would be the whole
+        """Stage that explains most of the change of the total; ``None`` for a change within a millisecond."""
+        if abs(self.seconds) < _SAME_S:  # any stage would exceed a difference of nothing
             return None
         sign = 1 if self.seconds > 0 else -1
         return max(self.stages, key=lambda each: sign * each.path_s)

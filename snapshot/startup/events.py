@@ -40,7 +40,7 @@ VERSION = 1
 _LOG = get_logger(__name__)
 LOG_VARIABLE = "OMNILOAD_STARTUP_LOG"
 TIERS = ("memory", "disk", "peer", "store", "registry")
-"""Where bytes may come from, nearest first."""
+"""Tiers that bytes may come from, nearest first."""
 
 LONGEST_NAME = 256
 _JOB = ("OMNILOAD_JOB", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "RAY_JOB_ID")
@@ -54,12 +54,12 @@ class StageEvent:
 
     version: int = VERSION
     job: str
-    """What the scheduler calls the job; empty where nothing says."""
+    """Name of the job at the scheduler; empty if there is none."""
     node: str
     attempt: int
     """Starts of the job before this one."""
     stage: str
-    """What begins or ends: ``image``, ``environment``, ``checkpoint``."""
+    """Stage that begins or ends: ``image``, ``environment``, ``checkpoint``."""
     event: Literal["begin", "end"]
     time_ns: int
     """Wall clock, nanoseconds since 1970: lines of several nodes meet in one timeline."""
@@ -68,7 +68,7 @@ class StageEvent:
     run: str = ""
     """Pairs an end with its begin where processes of a node carry out the same stage at once."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What else is known at the end: ``image`` and ``packages`` by digest, ``error`` of a failure."""
+    """Other facts known at the end: ``image`` and ``packages`` by digest, ``error`` of a failure."""
 
     def line(self) -> str:
         """Return the line, newline included."""
@@ -83,7 +83,7 @@ class Tally:
         self.bytes: dict[str, int] = {}
         """Bytes so far, by tier."""
         self.facts: dict[str, str] = {}
-        """What the end event holds beside the bytes."""
+        """Facts for the end event, in addition to the bytes."""
 
     def add(self, tier: str, size_bytes: int) -> None:
         """Count bytes that came from ``tier``.
@@ -156,7 +156,7 @@ def _first(known: Mapping[str, str], names: tuple[str, ...]) -> str:
 
 
 def _append(path: str, event: StageEvent) -> None:
-    # A report that cannot be written, or a pipe that nobody reads, must not keep a job from starting.
+    # A report that cannot be written, or a pipe without a reader, must not keep a job from starting.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         file = os.open(path, flags, 0o644)

@@ -1,13 +1,13 @@
-"""The critical path of a start-up: which stage, on which node, each moment of it belongs to.
+"""The critical path of a start-up: the stage and the node to which each moment of it belongs.
 
-Between two barriers a job waits for one node, the one that comes to the second last::
+Between two barriers a job waits for one node, the one that reaches the second barrier last::
 
     n1  image ▇▇▇ environment ▇▇▇▇ process_group ░░░░░░░░▇ checkpoint_load ▇▇▇▇▇▇▇▇▇ first_step ▇
     n2  image ▇▇ environment ▇▇▇▇▇▇▇▇▇▇▇▇▇ process_group ▇ checkpoint_load ▇▇▇ first_step ░░░░░░▇
                  ◀──────── along n2 ─────────────────────◀──────── along n1 ─────────────────────
 
-So the path is walked from its end backwards along one node, and at each meeting it turns to
-the node that entered it last. What a node does beside the path costs the job nothing.
+So the path is walked from its end backwards along one node. At each meeting it turns to
+the node that entered the meeting last. Work of a node off the path costs the job nothing.
 """
 
 import heapq
@@ -64,14 +64,14 @@ def critical_path(
     """Walk back from the node that ended last.
 
     Args:
-        runs: Of each node and stage, in order of their begin, at least one.
-        begin_ns: Where the path begins.
-        end_ns: Where it ends.
-        last_ns: End of runs without one.
-        reached: The first step ends the path; else the last line of any node does.
+        runs: Runs of each node and stage, in order of their begin, at least one each.
+        begin_ns: Begin of the path.
+        end_ns: End of the path.
+        last_ns: End of runs that have none.
+        reached: Whether the first step ends the path; else the last line of any node does.
 
     Returns:
-        As ``path_of``.
+        Same as ``path_of``.
     """
     nodes: defaultdict[str, dict[str, list[Span]]] = defaultdict(dict)
     for (node, stage), found in runs.items():
@@ -89,9 +89,9 @@ def critical_path(
     if reached:
         _, last = max((end, node) for (_, end), stage, node in ended if stage == FIRST_STEP)
     else:
-        # The node that was busy last, in no meeting, where it would wait itself, and of those
-        # the one that was longest at what it did.
-        # Its name last, so that of equals the same one is taken whatever the order of the files.
+        # Take the node that was busy last. A meeting does not count, because the node itself would wait there. Among
+        # equals, take the node whose stage lasted longest, and then decide by name, so that the order of the files does
+        # not matter.
         *_, last = max((end, not is_meeting(stage), -b, node) for (b, end), stage, node in ended)
     return path_of(nodes, last, begin_ns, end_ns, queue=max(queues, default=(0, ""))[1])
 
@@ -107,19 +107,19 @@ def path_of(
 ) -> tuple[PathPart, ...]:
     """Divide the time from begin to end among stages of the nodes that the others waited for.
 
-    On a node, each moment goes to the stage, among those that run, that ends first. Of two
-    that end at once it goes to the later to begin, which the other one holds.
+    On a node, each moment belongs to the running stage that ends first. Of two
+    stages that end at once, it belongs to the one that began later, which the other one contains.
 
     Args:
-        nodes: By name.
+        nodes: Stages of each node, by name.
         last: The node that ended last; the walk begins there.
-        begin_ns: Where the path begins.
-        end_ns: Where it ends; what runs on is cut off.
-        queue: Whose stages come before the first stage of the node where the walk ends.
+        begin_ns: Begin of the path.
+        end_ns: End of the path; later parts of stages are cut off.
+        queue: Node whose scheduler stages come before the first stage of the node where the walk ends.
 
     Returns:
-        Pieces without a hole between them; neighbours differ. Between two meetings they are of
-        one node, so no stage has more of them there than the longest that a node spent in it.
+        Pieces without a gap between them; neighbours differ. The pieces between two meetings are of
+        one node, so a stage has no more time there than the longest time of any node in it.
     """
     meetings = {name: _meetings_of(node) for name, node in nodes.items()}
     came_last: dict[_Meeting, tuple[int, str]] = {}

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _HEAD = b'{"version":'
-"""What a line of ours starts with. Inside a JSON text the quote would be escaped."""
+"""First bytes of one of our lines. Inside a JSON text the quote would be escaped."""
 _SUFFIX = ".jsonl"
 _SHOWN = 120
 
@@ -43,7 +43,7 @@ _Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 @with_config(ConfigDict(extra="forbid", strict=True))
 class _Line(TypedDict):
-    """What a line may hold: it may come from anybody."""
+    """The fields of a line, which may come from anybody."""
 
     version: Literal[1]
     job: _Name
@@ -171,7 +171,7 @@ def _files_of(paths: Iterable[Path]) -> Sequence[Path]:
         else:
             raise ConfigError(f"{path} is no file and no folder; name files of start-up events")
         for each in sorted(inside):
-            # A folder may link to one that is named beside it: its lines would count twice.
+            # A folder may link to a file that is also named: its lines would count twice.
             found.setdefault(each.resolve(), each)
         if len(found) > MOST_FILES:
             raise StateError(f"{path} brings the files to {len(found)}, more than {MOST_FILES}")
@@ -208,7 +208,7 @@ class Joined(NamedTuple):
     """The runs of one attempt, and what of its lines is none."""
 
     runs: dict[tuple[str, str], list[Run]]
-    """By node and stage, at least one each, in order of their begin."""
+    """Runs by node and stage, at least one each, in order of their begin."""
     strays: int
     """Ends that no begin came before."""
     backward: int
@@ -248,7 +248,9 @@ def _paired(lines: Iterable[StageEvent]) -> tuple[list[Run], int, int]:
         if line.event == "begin":
             begins.append(time_ns)
             continue
-        if ended == len(begins):  # of a log that began in the middle, or was cut at its head
+        if ended == len(
+            begins
+        ):  # an end without a begin: the log began in the middle, or its head was cut off
             strays += 1
             continue
         begin_ns, ended = begins[ended], ended + 1
