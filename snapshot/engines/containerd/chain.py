@@ -48,7 +48,7 @@ class LayerWanted:
 
 @dataclass(frozen=True, slots=True)
 class MountEntry:
-    """What containerd is to mount."""
+    """A mount that containerd is to make."""
 
     type: str
     source: str
@@ -126,7 +126,7 @@ def mounts_of(
     # Without an upper folder the kernel wants two lower ones.
     if not writable and len(lower) == 1:
         return (MountEntry("bind", lower[0], ("ro", "rbind")),)
-    options = ["index=off"]  # as containerd's own snapshotter of overlays has it
+    options = ["index=off"]  # the same option as in containerd's own snapshotter of overlays
     if writable:
         options += [f"workdir={own}/work", f"upperdir={own}/fs"]
     options.append("lowerdir=" + ":".join(lower))

@@ -27,8 +27,8 @@ _INDEXED_AT_ONCE = 4
 class RegistryImages:
     """Images as their registries have them. Safe in threads.
 
-    Of several platforms this machine's is meant if none is given. Of ``lazy_from`` alone,
-    registries and folders of them, are images read lazily, of all if it is empty.
+    Of several platforms, the default is that of this machine. Only images of ``lazy_from``, a list of
+    registries and folders of them, are read lazily; if the list is empty, all images are.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RegistryImages:
         kept = self._known.get(asked)
         store, label = open_store(address_of(wanted.reference), mirrors=self._mirrors)
         try:
-            # What a tag meant when the last layer was asked for may not be what it means now.
+            # A tag may have moved since the last layer was asked for.
             if kept is None or place_of(kept.image(), wanted) is None:
                 name = wanted.manifest or label
                 kept = fetched(store, name, self._platform, reference=wanted.reference)
@@ -98,9 +98,9 @@ class RegistryImages:
 
 
 def place_of(image: Image, wanted: LayerWanted) -> int | None:
-    """Return which layer of an image is meant, from 0 at the bottom."""
-    # The chain ID names the layer and all that lies below it, so a match leaves no doubt that
-    # this image shows what the client means, whatever a tag means by now.
+    """Return the number of the wanted layer in an image, from 0 at the bottom."""
+    # The chain ID names the layer and all layers below it. So a match proves that this image shows what the client
+    # means, whatever the tag means now.
     names = chain_ids(image.config.rootfs.diff_ids)
     for place, (layer, name) in enumerate(zip(image.layers, names, strict=True)):
         if name == wanted.target and layer.digest == wanted.layer:
@@ -109,10 +109,10 @@ def place_of(image: Image, wanted: LayerWanted) -> int | None:
 
 
 def lies_in(reference: str, places: Sequence[str]) -> bool:
-    """Return whether an image's repository is one of those, or lies in one."""
+    """Return whether an image's repository is one of ``places``, or is in one of them."""
     repository = reference.partition("@")[0]
-    # Of the last part alone: a registry has a colon before its port.
+    # Cut the tag from the last part only, because a registry has a colon before its port.
     folder, slash, last = repository.rpartition("/")
     repository = folder + slash + last.partition(":")[0]
-    # With a slash at both ends: ``team`` is not the beginning of ``team-evil``.
+    # Compare with a slash at both ends: ``team`` must not match ``team-evil``.
     return any(f"{repository}/".startswith(f"{place.rstrip('/')}/") for place in places)

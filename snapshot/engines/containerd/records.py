@@ -1,4 +1,4 @@
-"""What snapshots there are: containerd asks, this decides what becomes of them.
+"""The machine of snapshots: containerd sends requests, and this decides the fate of each snapshot.
 
 ::
 
@@ -9,7 +9,7 @@
                       v                    v
                                  gone
 
-A machine: it does no I/O and reads no clock. What a change returns is to be kept before a client is answered.
+A machine: it does no I/O and reads no clock. Keep the result of a change before the client is answered.
 """
 
 import re
@@ -38,7 +38,7 @@ class SnapshotMissingError(StateError):
 
 
 class SnapshotExistsError(StateError):
-    """The name is taken; of a lazy layer this is good news."""
+    """The name is taken; for a lazy layer this is good news."""
 
 
 class SnapshotInUseError(StateError):
@@ -46,7 +46,7 @@ class SnapshotInUseError(StateError):
 
 
 class InvalidSnapshotError(ConfigError):
-    """What was asked can never be."""
+    """The request can never be fulfilled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Snapshot:
 
     key: str
     number: int
-    """Of its folder; never used twice while anything of the old one is left."""
+    """Number of the folder; never used twice while anything of the old folder is left."""
     parent: str
     """Key of what lies below; empty at the bottom."""
     kind: Kind
@@ -63,12 +63,12 @@ class Snapshot:
     created_ns: int
     updated_ns: int
     size_bytes: int = 0
-    """Of a committed one with files of its own."""
+    """Bytes of a committed snapshot with files of its own."""
     inodes: int = 0
     image: str = ""
     """Digest of the manifest, of a lazy layer."""
     layers: int = 0
-    """Of a lazy layer: it and those below it, together; 0 for one with files of its own."""
+    """For a lazy layer: number of layers up to this one; 0 for a snapshot with files of its own."""
 
     @property
     def is_lazy(self) -> bool:
@@ -86,7 +86,7 @@ class Snapshots:
     @classmethod
     def of(cls, snapshots: Sequence[Snapshot]) -> "Snapshots":
         """Return the machine in a kept state."""
-        # Not the first that is free: a container may still use the folder of one that was removed.
+        # Do not reuse a free number, because a container may still use the folder of a removed snapshot.
         last = max((snapshot.number for snapshot in snapshots), default=0)
         return cls({snapshot.key: snapshot for snapshot in snapshots}, last + 1)
 
@@ -156,7 +156,7 @@ class Snapshots:
     def commit(
         self, key: str, name: str, labels: Mapping[str, str], usage: tuple[int, int], now_ns: int
     ) -> Snapshot:
-        """Make a layer of what was written, of so many bytes and inodes; return it under its new name.
+        """Make a layer of the written files, with its bytes and inodes; return it under its new name.
 
         Raises:
             SnapshotMissingError: There is none of that key.
@@ -178,7 +178,7 @@ class Snapshots:
             inodes=inodes,
             updated_ns=now_ns,
         )
-        # Nothing lies on an active one, so nobody's parent changes its name.
+        # No snapshot has an active one as its parent, so no parent's name changes.
         del self.by_key[key]
         self.by_key[name] = made
         return made
@@ -201,11 +201,11 @@ class Snapshots:
     def relabel(
         self, key: str, labels: Mapping[str, str], paths: Sequence[str], now_ns: int
     ) -> Snapshot:
-        """Change labels: all of them, or those that ``paths`` names; return the snapshot as it is then.
+        """Change labels: all of them, or those that ``paths`` names; return the changed snapshot.
 
         Raises:
             SnapshotMissingError: There is none of that key.
-            InvalidSnapshotError: A path is of a field that never changes.
+            InvalidSnapshotError: A path names a field that never changes.
         """
         found = self.get(key)
         changed = dict(found.labels)
@@ -241,13 +241,13 @@ _LONGEST = 64 << 10
 
 
 def parse_filters(filters: Sequence[str]) -> Callable[[Snapshot], bool]:
-    """Return the predicate of filters such as ``name==a,labels."b/c"==d``; without one it holds for every snapshot.
+    """Return the predicate of filters such as ``name==a,labels."b/c"==d``; without a filter, every snapshot matches.
 
     ::
 
-        filter    selector , selector ...          all must hold; of several filters one
+        filter    selector , selector ...         all must match; of several filters one must
         selector  field == value
-        field     name . name ...                  a name or value with other signs stands in quotes
+        field     name . name ...                 a name or value with other signs stands in quotes
 
     Raises:
         InvalidSnapshotError: A filter breaks the grammar.

@@ -51,9 +51,9 @@ _NEW = "snapshotter:1 key:2 parent:3 %labels:4"
 _KEY = "snapshotter:1 key:2"
 _MOUNTS = "*mounts:1:Mount"
 
-# Names and numbers of fields are all that a wire format is: there is no generated code to keep in step with a
-# generator. NAME:NUMBER[:TYPE], of text if no type is named; * is repeated, % a map of texts. Messages have no
-# names on the wire, so those of other packages stand here, too.
+# A wire format consists only of the names and numbers of fields, so there is no generated code to keep in step
+# with a generator. NAME:NUMBER[:TYPE], a text if no type is named; * is repeated, % a map of texts. Messages
+# have no names on the wire, so messages of other packages are listed here, too.
 _SHARED = {
     "Timestamp": "seconds:1:i64 nanos:2:i32",
     "FieldMask": "*paths:1",
@@ -103,7 +103,7 @@ def _built() -> dict[str, WireMessage]:
     names = {**_SHARED, **asked, **answered}
     for name, fields in names.items():
         _describe(file.message_type.add(name=name), name, fields)
-    # Of its own: in the common pool another library's copy of the interface would collide with this one.
+    # Use a pool of its own: in the common pool, another library's copy of the interface would collide with this one.
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     described = ((name, pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in names)
@@ -209,7 +209,7 @@ class SnapshotsService:
 
 
 def start_server(snapshotter: Snapshotter, path: Path) -> grpc.Server:
-    """Answer on a unix socket that only its owner may use, in place of one that nobody answers on; return the server.
+    """Answer on a unix socket that only its owner may use; return the server. A socket without a server is replaced.
 
     Raises:
         ConfigError: Something else is at that path, or it is too long for a socket.
@@ -233,8 +233,8 @@ def start_server(snapshotter: Snapshotter, path: Path) -> grpc.Server:
 
 
 def code_of(error: Exception) -> grpc.StatusCode:
-    """Return what containerd understands of an error."""
-    # It acts on some codes, such as that of a layer that is here already, and shows the others.
+    """Return the status code by which containerd understands an error."""
+    # containerd acts on some codes, such as that of an existing layer, and shows the others.
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return grpc.StatusCode.RESOURCE_EXHAUSTED
     return next(
@@ -295,8 +295,8 @@ def _time(time_ns: int) -> WireMessage:
 
 
 def _make_way(path: Path) -> None:
-    """Remove the socket of a process that is gone."""
-    # gRPC itself would remove that of a living one, too.
+    """Remove the socket of a process that has ended."""
+    # gRPC itself would remove the socket of a living process, too.
     if len(os.fsencode(path)) > _LONGEST_SOCKET:
         raise ConfigError(
             f"socket {str(path)!r} has {len(os.fsencode(path))} bytes, more than the "

@@ -53,10 +53,10 @@ _FORBIDDEN = set(":,\\\n")
 
 
 class Snapshotter:
-    """Carries containerd's requests to ``Snapshots``, and what follows to disk and mounts. Safe in threads.
+    """Carries containerd's requests to ``Snapshots``, and the results to disk and mounts. Safe in threads.
 
-    All lies in ``root``, on a disk that may hold the upper folders of an overlay. Calls raise what
-    ``Snapshots`` raises, beside what they name themselves.
+    Everything is in ``root``, on a disk that may hold the upper folders of an overlay. Calls raise the errors of
+    ``Snapshots`` and those that they name themselves.
 
     Raises:
         ConfigError: The folder's name cannot be an option of an overlay.
@@ -136,7 +136,7 @@ class Snapshotter:
                 raise
         with self._lock:
             is_same = self._all.parents(found) == chain
-        # Of the same name and yet another one: it was removed and made again meanwhile.
+        # A snapshot of the same name with another chain: it was removed and made again meanwhile.
         return (
             mounts_of(found, chain, self._path, self._views.path) if is_same else self.mounts(key)
         )
@@ -172,9 +172,11 @@ class Snapshotter:
         with self._changing():
             found = self._all.remove(key)
             self._store.forget(found)
-            # Removed without the lock, which may take long; under another name it is nobody's meanwhile.
+            # The removal may take long, so it runs without the lock, under a name that belongs to no snapshot.
             gone = self._folder / f"gone-{found.number}"
-            with suppress(OSError):  # gone for containerd; what is left the next cleanup takes
+            with suppress(
+                OSError
+            ):  # containerd no longer knows it; the next cleanup takes the rest
                 Path(self._path(found.number)).rename(gone)
         take_away(gone)
         if found.is_lazy:
@@ -207,8 +209,8 @@ class Snapshotter:
         return usage_of(Path(self._path(found.number)) / "fs")
 
     def cleanup(self) -> None:
-        """Remove what is left of snapshots that are gone."""
-        # Only looked at under the lock: no number comes back, so nobody need wait for what is taken away.
+        """Remove the remains of removed snapshots."""
+        # The lock is needed only for the list: no number comes back, so nobody need wait for the removal.
         with self._lock:
             known = self._all.by_key.values()
             numbers = {str(snapshot.number) for snapshot in known}
@@ -220,7 +222,7 @@ class Snapshotter:
             self._drop(number)
 
     def close(self) -> None:
-        """Let go of the state; what is mounted stays, since containers may be running on it."""
+        """Close the state; mounts stay, because containers may be running on them."""
         with self._lock:
             self._store.close()
             self._held.close()
@@ -249,8 +251,8 @@ class Snapshotter:
                 )
                 self._store.keep(found, image)
         except SnapshotExistsError:
-            return True  # by another client, meanwhile
-        # A blob that is not there, a disk that is full, a document that is none.
+            return True  # another client did it meanwhile
+        # For example, a missing blob, a full disk, or a malformed document.
         except (OmniloadError, OSError, ValueError) as error:
             _log.warning("layer %s is unpacked, not read lazily: %s", wanted.layer, error)
             return False
@@ -290,7 +292,7 @@ class Snapshotter:
         with self._lock:
             image = self._store.image(lazy.image)
         self._views.show(lazy.number, image, lazy.layers)
-        # Removed while they were being mounted: nobody else would ever take that mount away.
+        # The snapshot was removed while its layers were being mounted: nobody else would ever remove that mount.
         with self._lock:
             now = self._all.by_key.get(lazy.key)
         if now is None or now.number != lazy.number:
@@ -304,8 +306,8 @@ class Snapshotter:
             _log.warning("view %d stays: %s; it is tried again at the next cleanup", number, error)
 
     def _skip_numbers(self) -> None:
-        """Begin above all that could not be removed."""
-        # A view that is left would be taken for that of a new snapshot of its number.
+        """Begin above all numbers whose folders could not be removed."""
+        # Otherwise a remaining view would be taken for that of a new snapshot with its number.
         names = [path.name.removeprefix("gone-") for path in self._folder.iterdir()]
         left = [number for number in map(decimal_of, names) if number is not None]
         self._all.next_number = max(self._all.next_number - 1, *left, *self._views.numbers(), 0) + 1

@@ -1,4 +1,4 @@
-"""What the snapshotter has on its disk: what it must know after any crash, in one SQLite file, and folders.
+"""The snapshotter's disk: the state that must survive any crash, in one SQLite file, and folders.
 
 ::
 
@@ -7,7 +7,7 @@
       images               manifest and configuration of every image with a lazy layer, as they came,
                            so that neither registry nor credentials are needed to mount it again
 
-Beside it lie the folders of snapshots.
+The folders of snapshots are next to it.
 """
 
 import errno
@@ -116,12 +116,12 @@ class SnapshotStore:
         """Strike a snapshot out, and the image that no other layer names; errors as of ``keep``."""
         with self._transaction():
             self._base.execute("DELETE FROM snapshots WHERE number = ?", (snapshot.number,))
-            # With the change that lets go of it: a crash in between would leave it for good.
+            # Delete in the same transaction as the last reference: a crash in between would leave the image for good.
             unnamed = "DELETE FROM images WHERE digest NOT IN (SELECT image FROM snapshots)"
             self._base.execute(unnamed)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._base.close()
 
     @contextmanager
@@ -132,7 +132,7 @@ class SnapshotStore:
             yield
             self._base.execute("COMMIT")
         except BaseException as error:
-            if self._base.in_transaction:  # of some errors SQLite itself goes back
+            if self._base.in_transaction:  # SQLite itself rolls back after some errors
                 self._base.execute("ROLLBACK")
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
             if code & 0xFF == sqlite3.SQLITE_FULL:

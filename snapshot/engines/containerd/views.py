@@ -74,7 +74,7 @@ _log = get_logger(__name__)
 class MountedViews:
     """Shows the lazy layers of a chain, merged: FUSE mounts under a folder, by number. Safe in threads.
 
-    All log to a file beside ``folder``; image and mount point of ``template`` are not looked at.
+    All mounts log to one file next to ``folder``; image and mount point of ``template`` are ignored.
     """
 
     def __init__(self, folder: Path, template: ImageMount) -> None:
@@ -103,7 +103,7 @@ class MountedViews:
             where = self.path(number)
             if _is_alive(where):
                 return
-            # Of a dead mount pathlib would say that it is not there.
+            # pathlib would report a dead mount as missing.
             with suppress(FileExistsError):
                 os.mkdir(where, 0o755)  # noqa: PTH102
             changed = {"image": address_of(image.reference), "mountpoint": where}
@@ -146,7 +146,7 @@ class MountedViews:
 
 def _is_mounted(where: str) -> bool:
     """Return whether anything is mounted there."""
-    # By the table: ``os.path.ismount`` takes a dead mount for none.
+    # Read the table of mounts, because ``os.path.ismount`` does not see a dead mount.
     target = mount_point(where)
     return any(mount.path == target for mount in mounts_here())
 
@@ -156,7 +156,7 @@ def _is_alive(where: str) -> bool:
     if not _is_mounted(where):
         return False
     try:
-        # Of a mount whose process died the kernel says ENOTCONN.
+        # For a mount whose process died, the kernel answers ENOTCONN.
         os.statvfs(where)
     except OSError:
         return False

@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 FILES = (b"diff", b"info", b"blob")
-"""What a layer's directory holds."""
+"""Names in a layer's directory."""
 # Numbers that containers/storage gives them.
 _COMPRESSION = {"tar": 0, "gzip": 2, "zstd": 4}
 
@@ -89,9 +89,9 @@ def digest_of_name(name: bytes) -> str | None:
 
 
 def info_of(layer: Descriptor, diff_id: str, stream_bytes: int) -> bytes:
-    """Return what an engine wants to know of a layer.
+    """Return the facts that an engine wants to know of a layer.
 
-    ``stream_bytes`` is its uncompressed size; with a table of contents that of its files.
+    ``stream_bytes`` is its uncompressed size; with a table of contents, the size of its files.
     """
     return json.dumps(
         {
@@ -114,13 +114,13 @@ MAX_IMAGES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServedImage:
-    """An image whose layers are shown, or those of them that can be read in parts."""
+    """An image whose layers are shown, or those of its layers that can be read in parts."""
 
     reference: Reference
     store: ImageStore
     image: Image
     indexes: tuple[LayerIndex | None, ...]
-    """Of the layers, lowest first; None for one that is left to the engine."""
+    """Indexes of the layers, lowest first; None for a layer that is left to the engine."""
 
     def place_of(self, digest: str) -> int | None:
         """Return which layer has a digest and can be shown, from 0; None where there is none."""
@@ -193,7 +193,7 @@ class LayerStoreMount(NodeMount):
     @field_validator("registries", "mirrors")
     @classmethod
     def _name_hosts(cls, hosts: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        # What is none would match no image, ever, without a word.
+        # A malformed host would match no image, ever, without a message.
         for host in hosts:
             bare = host.removeprefix("http://") if info.field_name == "mirrors" else host
             Reference(registry=bare, repository="any", tag="any")
@@ -243,13 +243,13 @@ class ImageOpener:
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one reference."""
+    """The state of one reference."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     served: ServedImage | None = None
-    """What its tag means."""
+    """Image that its tag means now."""
     in_use: dict[str, ServedImage] = field(default_factory=dict)
-    """What its tag meant when layers were used, by digest."""
+    """Images that its tag meant when layers were used, by digest."""
     asked_s: dict[str | None, float] = field(default_factory=dict)
     """When its registry was last asked for an image, by digest; None: for what the tag means."""
 
@@ -258,7 +258,7 @@ class _Known:
         return (*filter(None, [self.served]), *self.in_use.values())
 
     def holding(self, layer: str) -> ServedImage | None:
-        """Return an image with a layer among those that are known."""
+        """Return a known image that has a layer."""
         return next((each for each in self.images() if each.place_of(layer) is not None), None)
 
 
@@ -300,7 +300,7 @@ class ServedImages:
         with known.lock:
             if (found := known.holding(layer)) is not None:
                 return found
-            # Before the tag is looked at: the engine has kept the path of this layer, whatever the tag means by now.
+            # Before the tag is looked at: the engine has kept the path of this layer, whatever the tag means now.
             digest = self._pinned(reference, layer)
             if digest is not None and (found := self._ask(known, reference, digest)) is not None:
                 known.in_use[digest] = found
@@ -311,7 +311,7 @@ class ServedImages:
             return known.holding(layer)
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         for served in self._all:
             served.store.close()
 
@@ -319,7 +319,9 @@ class ServedImages:
         with self._lock:
             found = self._known.get(str(reference))
             if found is None:
-                if len(self._known) >= MAX_IMAGES:  # those that led to nothing are forgotten first
+                if (
+                    len(self._known) >= MAX_IMAGES
+                ):  # references that led to nothing are forgotten first
                     self._known = {name: each for name, each in self._known.items() if each.served}
                 if len(self._known) >= MAX_IMAGES:
                     _log.warning("%d images are shown; %s is one too many", MAX_IMAGES, reference)
@@ -339,7 +341,7 @@ class ServedImages:
             _log.warning("%s is left to the engine: %s", reference, error)
             return None
         finally:
-            # By now: an outage may have lasted longer than our patience.
+            # Ask the clock again, because an outage may have lasted longer than the patience.
             known.asked_s[digest] = self._clock.now_s()
         for old in known.images():
             if old.shows_as(found):  # kept twice, its tree would be in memory for each such look

@@ -61,7 +61,7 @@ class ShownLayer:
     served: ServedImage
     place: int
     view: ImageView | None = None
-    """Its files; None while nobody uses them."""
+    """Files of the layer; None while nobody uses them."""
 
     @property
     def base(self) -> int:
@@ -70,7 +70,7 @@ class ShownLayer:
 
     @property
     def info(self) -> bytes:
-        """What the engine reads of it."""
+        """Facts about the layer that the engine reads."""
         image = self.served.image
         index = self.served.indexes[self.place]
         assert index is not None, "only layers that can be read in parts are shown"
@@ -156,7 +156,7 @@ class LayerStore(BlockingFileSystem):
     @override
     def open(self, inode: int, flags: int) -> Opened:
         shown, number = self._file(inode)
-        # Not by the mount being read-only: ``use`` is created in it, to count.
+        # A read-only mount would not do, because the engine creates ``use`` in it, to count uses.
         if flags & (os.O_ACCMODE | os.O_TRUNC) != os.O_RDONLY:
             raise OSError(errno.EROFS, "a layer does not change")
         if number == _BLOB:
@@ -192,7 +192,7 @@ class LayerStore(BlockingFileSystem):
     def xattrs(self, inode: int) -> Mapping[bytes, bytes]:
         number = inode & _NUMBER
         if inode == ROOT_INODE or inode & _REFERENCE or number in {0, _INFO, _BLOB}:
-            return {}  # what the store adds has none
+            return {}  # entries that the store adds have no attributes
         shown, _ = self._shown(inode)
         return self._view(shown).xattrs(number)
 
@@ -210,7 +210,7 @@ class LayerStore(BlockingFileSystem):
         _log.info("%s: layer %s has %d uses", shown.reference, shown.digest, uses)
 
     def release_layer(self, parent: int, name: bytes) -> None:
-        """Count one use less of a layer of a reference; of one that nobody uses the tree is dropped."""
+        """Count one use less of a reference's layer; the tree of an unused layer is dropped."""
         reference = self._references.get(parent)
         digest = digest_of_name(name)
         if reference is None or digest is None:
@@ -258,7 +258,7 @@ class LayerStore(BlockingFileSystem):
         if served is None or place is None:
             raise _missing()
         with self._lock:
-            # Another lookup may have been first: its layer counts, and this number is nobody's.
+            # Another lookup may have been first: then its layer counts, and this number stays unused.
             number = len(self._layers) + 1
             made = ShownLayer(number, reference, digest, served, place)
             made = self._places.setdefault((parent, digest), made)
@@ -325,7 +325,7 @@ class LayerStoreFileSystem(Threaded):
     @override
     async def rmdir(self, parent: int, name: bytes) -> None:
         await in_thread(self._pool, self._store.release_layer, parent, name)
-        raise _missing()  # as for ``use``
+        raise _missing()  # for the same reason as with ``use``
 
 
 def _missing() -> OSError:

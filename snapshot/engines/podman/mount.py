@@ -120,7 +120,7 @@ class _Parts:
             served, self._loader, self._traces, self._clock.now_s, self._settings.window
         )
         with self._lock:
-            # By identity: one reference may mean two images, one after the other.
+            # Keyed by identity, because one reference may mean two images, one after the other.
             self._starts[id(served)] = starts
         starts.prefetch()
 
@@ -146,7 +146,7 @@ _log = get_logger(__name__)
 
 
 class ImageStarts:
-    """What starts of one image read, mapped from its layers to the files of the merged image.
+    """The reads of starts of one image, mapped from its layers to the files of the merged image.
 
     A start is recorded for ``window_s``; 0 records nothing.
     """
@@ -172,7 +172,7 @@ class ImageStarts:
         trace = self._traces.any_of(image.digest, image.config.command)
         if trace is None:
             return 0
-        # A layer that is left to the engine has no files here, so nobody asks for its index.
+        # A layer that is left to the engine has no files here, so its index is never used.
         filled: list[LayerIndex] = [i or self._indexes[0] for i in self._served.indexes]
         refs = hot_blocks(trace, self._tree, filled)
         absent = want_blocks(self._loader, self._indexes, refs)

@@ -33,7 +33,7 @@ _MAX_BYTES = 64 << 10
 
 
 class LayerUses:
-    """Counts of uses, one file for each layer that is used. Of one process; safe in its threads."""
+    """Counts of uses, one file for each used layer. For one process; safe in its threads."""
 
     def __init__(self, folder: str | Path, mountpoint: str) -> None:
         self._folder = Path(folder) / f"v{VERSION}"
