@@ -33,7 +33,7 @@ class Credentials:
     password: str = field(repr=False)
 
     def __post_init__(self) -> None:
-        # From here on no log and no error shows it, whoever quotes what was sent.
+        # From now on, no log and no error shows the password, even in a quoted request.
         note_secret(self.password)
 
     @property
@@ -110,7 +110,7 @@ def credentials_of(registry: str, files: tuple[Path, ...] | None = None) -> Cred
             raise ConfigError(str(error)) from error
         try:
             entry = orjson.loads(text).get("auths", {}).get(registry, {})
-            # A helper program may hold it instead, which is run for nobody here.
+            # A helper program may hold the entry instead; helper programs are not run here.
             if not entry.get("auth"):
                 continue
             user, _, password = (

@@ -40,7 +40,7 @@ def verified(data: bytes, digest: str, *, name: str) -> bytes:
     Raises:
         IntegrityError: It has another.
     """
-    # By the algorithm that the digest names: compared with another one's it would never fit.
+    # Use the algorithm that the digest names, because the digest of another one would never match.
     hasher = hasher_of(digest)
     hasher.update(data)
     found = f"{hasher.name}:{hasher.hexdigest()}"

@@ -45,7 +45,7 @@ class Image:
     """An image of one platform, resolved: its digest never means anything else."""
 
     digest: str
-    """Of the manifest."""
+    """Digest of the manifest."""
     manifest: Manifest
     config: ImageConfig
 
@@ -60,9 +60,9 @@ class KeptImage:
     """An image as its registry gave it: what must be kept to resolve it again without one."""
 
     digest: str
-    """Of the manifest."""
+    """Digest of the manifest."""
     reference: str
-    """Where its layers are read."""
+    """Reference under which its layers are read."""
     media_type: str
     manifest: bytes
     config: bytes
@@ -171,7 +171,7 @@ def _open_layout(text: str, *, create: bool) -> tuple[ImageStore, str]:
     if tag:
         return layout, tag
     tags = layout.tags()
-    # Of several, none is meant more than the others; a new one has the name that engines take for none.
+    # With several tags, none is the default; a new layout gets the tag that engines use if none is given.
     if len(tags) != 1:
         if create:
             return layout, "latest"
@@ -181,7 +181,7 @@ def _open_layout(text: str, *, create: bool) -> tuple[ImageStore, str]:
 
 def _registry(address: str, repository: str) -> ImageStore:
     registry = address.removeprefix(_PLAIN).rstrip("/")
-    # As a reference it is held to the grammar: a mirror must not name a path or a user.
+    # Parse it as a reference, because a mirror must not name a path or a user.
     Reference.parse(f"{registry}/{repository}")
     settings = RegistrySettings(plain_http=True if address.startswith(_PLAIN) else None)
     return Registry(Transport(registry, settings, credentials_of(registry)), repository)

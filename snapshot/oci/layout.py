@@ -150,7 +150,7 @@ class OciLayout(ImageStore):
             size=len(data),
             annotations={TAG: check_tag(tag)},
         )
-        with locked(self._root):  # of two at once, each would leave the other's tag out
+        with locked(self._root):  # of two writers at once, each would lose the other's tag
             kept = [e for e in self._index().manifests if e.annotations.get(TAG) != tag]
             new = Index(schema_version=2, media_type=INDEX_TYPE, manifests=(*kept, added))
             _publish(self._root / "index.json", encode(new))
@@ -193,7 +193,7 @@ class OciLayout(ImageStore):
     @contextmanager
     def _open(self, digest: str) -> Iterator[int]:
         try:
-            # Without O_NONBLOCK, opening a pipe waits for whoever writes into it.
+            # Without O_NONBLOCK, opening a pipe waits for a writer.
             file = os.open(self._path(digest), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             raise FileNotFoundError(f"{self.location} has no blob {digest}") from None

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _SHOWN = 150
-# Of a manifest, an index or a configuration; registries refuse larger ones too.
+# Limit of a manifest, an index or a configuration; registries, too, refuse larger ones.
 MAX_MANIFEST_BYTES = 4 << 20
 MAX_LAYERS = 512
 MAX_BLOB_BYTES = 1 << 40
@@ -73,7 +73,7 @@ class OciModel(BaseModel):
 
 
 class Platform(OciModel):
-    """What an image runs on."""
+    """The platform that an image runs on."""
 
     architecture: str = Field(max_length=64)
     os: str = Field(max_length=64)
@@ -157,7 +157,7 @@ class Process(OciModel):
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What a container of the image runs where nothing else is said."""
+        """Command of a container of the image, unless another is given."""
         return (*(self.entrypoint or ()), *(self.cmd or ()))
 
 
@@ -171,7 +171,7 @@ class ImageConfig(OciModel):
 
     @property
     def command(self) -> tuple[str, ...]:
-        """As of the process."""
+        """Command of the process."""
         return (self.config or Process()).command
 
 
@@ -240,7 +240,7 @@ def encode(value: OciModel) -> bytes:
 
 def _fault_of(error: ValidationError) -> str:
     """Return the first fault, and how many there are."""
-    # Not all of them: a document may have one in each of 100,000 lines.
+    # Show only the first, because a document may have a fault in each of 100,000 lines.
     first, *others = error.errors(include_url=False, include_input=False)
     more = f", and {counted(len(others), 'more fault')}" if others else ""
     return f"{'.'.join(map(str, first['loc']))[:_SHOWN]}: {first['msg'][:_SHOWN]}{more}"

@@ -109,7 +109,7 @@ class Reference:
 
     @property
     def name(self) -> str:
-        """What a store is asked for: the digest where there is one, else the tag."""
+        """Name by which a store is asked: the digest if there is one, else the tag."""
         return self.digest or self.tag or ""
 
     @override

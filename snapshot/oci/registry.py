@@ -171,14 +171,14 @@ class Registry(ImageStore):
                 for chunk in after(0 if is_rest else at, came):
                     at += len(chunk)
                     yield chunk
-            # What came is kept, and whether that was enough to go on is judged below.
+            # The received bytes are kept; the check below decides whether they are enough to continue.
             except (HTTPError, OSError):
                 pass
             finally:
-                # Read to its end it is back in the pool already; otherwise it is of no more use.
+                # A response that was read to its end is in the pool already; the connection of another one is useless.
                 response.close()
-            # Every connection must bring a piece of 1 MiB, or the rest; one that brings less is followed
-            # by a range of such a size, which counts attempts and gives up.
+            # Every connection must bring 1 MiB, or the rest. If it brings less, a range request of that size follows,
+            # which counts attempts and gives up.
             if at < min(before + _CHUNK_BYTES, blob.size):
                 size = min(_CHUNK_BYTES, blob.size - at)
                 chunk = self.blob_range(blob.digest, at, size)

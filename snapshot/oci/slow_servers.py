@@ -19,7 +19,7 @@ class Pace:
     """How slow the other side may be."""
 
     silent_s: float
-    """Longest wait for all headers, for the next byte, and for so many bytes as the rate wants."""
+    """Longest wait for all headers, for the next byte, and for the number of bytes that the rate demands."""
     least_bytes_per_s: float
     """Over each ``silent_s`` of waiting for a body."""
 
@@ -56,7 +56,7 @@ class _PacedIO(io.RawIOBase):
                 self._connection.settimeout(left_s)
                 began_s = time.monotonic()
                 try:
-                    # Not through the file of the socket, which reads no more after a time-out.
+                    # Do not read through the file of the socket, which reads no more after a time-out.
                     moved = self._connection.recv_into(buffer)
                 except TimeoutError:
                     # Judged over the whole time: a shorter silence than that ends nothing.

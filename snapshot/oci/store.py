@@ -1,4 +1,4 @@
-"""What an image is read from and pushed to, what every such store promises alike, and several as one.
+"""The store that an image is read from and pushed to, its guarantees, and several stores as one.
 
 Errors are part of the protocol, as they are for the stores of ``fusefs``:
 
@@ -38,7 +38,7 @@ Opened = Callable[[], BinaryIO]
 MAX_SMALL_BLOB_BYTES = 64 << 20
 _log = get_logger(__name__)
 _NEXT = (FileNotFoundError, UnavailableError, IntegrityError)
-"""What makes the next store worth asking; a wrong digest too, since the next may hold right bytes."""
+"""Errors after which the next store is asked; also a wrong digest, because the next may hold right bytes."""
 
 # So long a mirror that did not answer is asked last: each block would wait for it.
 AWAY_S = 60.0
@@ -60,7 +60,7 @@ class ImageStore(Protocol):
 
     @property
     def location(self) -> str:
-        """Where it is, for people and messages."""
+        """Location of the store, for people and messages."""
         ...
 
     def manifest(self, name: str) -> StoredManifest:
@@ -107,7 +107,7 @@ class ImageStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         ...
 
 
@@ -135,7 +135,7 @@ def checked_chunks(blob: Descriptor, chunks: Iterator[bytes], *, name: str) -> I
 
 
 def after(skip_bytes: int, chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Pass on what of chunks comes after so many bytes."""
+    """Yield the bytes of chunks after the first ``skip_bytes``."""
     for chunk in chunks:
         if kept := chunk[skip_bytes:]:
             yield kept
@@ -206,8 +206,8 @@ class MirroredStore(ImageStore):
 
     @override
     def blob_chunks(self, blob: Descriptor) -> Iterator[bytes]:
-        """Yield a blob; where a store breaks off, the next goes on from there."""
-        # Compared together: what one of them gave before it broke off was compared by nobody.
+        """Yield a blob; if a store breaks off, the next one continues from there."""
+        # Check the whole, because nobody checked the bytes that a store gave before it broke off.
         return checked_chunks(blob, self._chunks(blob), name=self.location)
 
     def _chunks(self, blob: Descriptor) -> Iterator[bytes]:

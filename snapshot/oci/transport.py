@@ -42,7 +42,7 @@ class RegistrySettings:
     timeout_s: float = 30.0
     """Longest silence of a connection, and longest wait for the headers of an answer."""
     least_bytes_per_s: float = 16 << 10
-    """Of a body, over each ``timeout_s`` of waiting for it: 4 MiB, the largest range, take at most 4 minutes."""
+    """Least rate of a body, over each ``timeout_s`` of waiting: 4 MiB, the largest range, take at most 4 minutes."""
     attempts: int = 5
     give_up_s: float = 90.0
     """No further attempt begins so long after the first; then the next mirror or tier is asked."""
@@ -129,7 +129,7 @@ class Transport:
         return with_retries(attempt, waits_s, self._clock.sleep, log)
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         self._pool.clear()
 
     def _send(
@@ -141,7 +141,7 @@ class Transport:
         body: bytes | Opened | None,
     ) -> BaseHTTPResponse:
         sent = dict(headers)
-        # Where a registry redirects to a storage service, the library drops the header on the way.
+        # If a registry redirects to a storage service, the library drops the header on the way.
         if authorization is not None:
             sent["Authorization"] = authorization
         opened = body() if callable(body) else None
@@ -158,7 +158,7 @@ class Transport:
                     read=0,
                     status=0,
                     other=0,
-                    # What is pushed has been read by then, and cannot be sent again.
+                    # A body that was pushed has been read by then, and cannot be sent again.
                     redirect=_REDIRECTS if body is None else 0,
                     respect_retry_after_header=False,
                 ),
@@ -177,7 +177,7 @@ class Transport:
             return response
         said = _complaint(response)
         if status == 404:
-            # Without a number, unlike that of a file of this machine: ``wanted_by_manifest`` asks.
+            # Without an errno, unlike the error of a local file: ``wanted_by_manifest`` relies on that.
             raise FileNotFoundError(f"{method} {url}: not found{said}")
         if status == 416:
             raise IntegrityError(f"{method} {url}: the blob ends before that range{said}")
@@ -224,7 +224,7 @@ class Transport:
     def _whole(self, url: str) -> str:
         try:
             return urljoin(self.base, url)
-        except ValueError as error:  # where the registry itself sent us
+        except ValueError as error:  # the address that the registry itself sent
             raise UnavailableError(f"{self.base} sends to {url!r}: {error}") from error
 
     def _is_ours(self, url: str) -> bool:
@@ -251,9 +251,9 @@ def _complaint(response: BaseHTTPResponse) -> str:
         text = response.read(4096).decode("utf-8", "replace").strip()
     except HTTPError:
         text = ""
-    # Not given back to the pool: what is left of an error may have no end.
+    # Do not return it to the pool, because the rest of an error may have no end.
     response.close()
-    # Of anybody's making: what it says must not move the cursor of whoever reads it.
+    # The text may come from anybody, and must not move the cursor of a terminal.
     said = "".join(letter if letter.isprintable() else " " for letter in text[:300])
     return f": {said}" if text else ""
 
