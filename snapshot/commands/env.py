@@ -51,7 +51,7 @@ class _Options:
     limits: Limits
 
     def installation(self, words: tuple[str, ...]) -> Installation:
-        """Return the command with the inputs declared beside it."""
+        """Return the command with the inputs declared for it."""
         here = str(Path.cwd())
         return Installation(words, here, dict(os.environ), self.files, self.variables)
 
@@ -249,9 +249,9 @@ def run_command(
     click.echo(_sentence(restored), err=True)
     click.echo(f"environment: {time.monotonic() - begin:.3f} s", err=True)
     variables = environment_of(given.environment.interpreter, os.environ)
-    # What Python still holds would be lost: exec runs none of its exits.
+    # Flush now, because exec runs none of Python's exit handlers, and buffered output would be lost.
     sys.stdout.flush()
-    # Python ignores them, and a program inherits that.
+    # Python ignores these signals, and a program would inherit that.
     ignored = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGPIPE, signal.SIGXFSZ)}
     try:
         os.execvpe(program[0], list(program), variables)  # noqa: S606 -- what the user asked for
@@ -352,7 +352,7 @@ def show_command(url: str, as_json: bool, key: str | None) -> None:
     """  # noqa: D301 -- click's own marker
     with opened(url) as repository:
         keys = [repository.full_key(key)] if key else repository.all_keys()
-        # What is pruned while the others are read is left out.
+        # A snapshot that is pruned while the others are read is left out.
         found = [summary_of(each) for each in map(repository.manifest, keys) if each]
     if key and not found:
         raise StateError(f"no snapshot {key} in {url}; omniload env show lists them")

@@ -84,7 +84,7 @@ def mount_command(
     if not foreground:
         what = places[0] if wanted == 2 else "layers"
         click.echo(f"{what} at {mountpoint}, process {process.pid}")
-        process.returncode = 0  # it outlives us, and nobody here waits for it
+        process.returncode = 0  # the daemon outlives this process, which does not wait for it
         return
     sys.exit(followed(process))
 

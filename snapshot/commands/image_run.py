@@ -170,7 +170,7 @@ def prefetch_command(
         raise UnavailableError(
             f"{done.failed} of {counted(done.blocks, 'block')} were not to be had; see above"
         )
-    # They came, and went again: a start would fetch them once more, which nobody would notice.
+    # These blocks were fetched and evicted again: a start would fetch them once more without notice.
     if done.unkept:
         raise StateError(
             f"{done.unkept} of {done.blocks} blocks are not kept: the disk is full, or the cap of "
@@ -185,7 +185,7 @@ def _started(given: _Given, window: str, changed: dict[str, Any]) -> int:
     log = given.log or os.devnull
     settings = mount_settings(given.image, "", (*given.options, f"window={window}"))
     with ExitStack() as starting:
-        # Beside that of the mount, which waits for hot blocks.
+        # This stage runs next to that of the mount, which waits for hot blocks.
         starting.enter_context(stage("image"))
         logged, known = log_of()
         binds = (*logged, *map(bind_of, given.binds))

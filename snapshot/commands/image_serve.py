@@ -63,7 +63,7 @@ def serve_command(
     except ModuleNotFoundError as error:
         raise missing_extra("containerd", error) from error
     template, place = mount_template(options), Path(root).absolute()
-    # Better said now than by the first mount, to whoever starts a container.
+    # Report it now, rather than at the first mount, to a user who starts a container.
     try:
         indexes = private_folder(Path(template.cache) / "indexes")
     except NotADirectoryError as error:
@@ -84,7 +84,7 @@ def serve_command(
     try:
         running = start_server(snapshotter, Path(socket).absolute())
         click.echo(f"snapshotter on {socket}")
-        snapshotter.restore()  # each is shown when it is asked for, too, so nobody need wait
+        snapshotter.restore()  # a snapshot is also shown when it is asked for, so nobody need wait
         ended.wait()
         running.stop(grace=5).wait()
     finally:

@@ -73,7 +73,7 @@ def convert_command(
     with opened_image(image, platform=_named(platform)) as (source, found):
         goal, tag = open_store(target, create=True)
         with closing(goal):
-            # Before hours of work: what the new image's digest will be, nobody can say.
+            # Refuse this before hours of work: nobody can know the new image's digest in advance.
             if tag.startswith("sha256:"):
                 raise ConfigError(f"{target!r} names a digest; name the new image by a tag")
             made = convert_image(source, found, goal, tag, level=level)

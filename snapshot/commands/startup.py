@@ -84,7 +84,7 @@ def startup_command(
       omniload image startup new/ --against old/
     """  # noqa: D301 -- click's own marker
     log = read_events(paths)
-    # All of them are joined though one is shown: which is the last, and how long the others took, is told, too.
+    # Join all attempts, even if one is shown, because the report also names the last one and the times of the others.
     attempts = _of_job(attempts_of(log.events), job)
     chosen = _chosen(attempts, attempt)
     difference = None
@@ -98,7 +98,7 @@ def startup_command(
         click.echo(f"timeline: {perfetto.resolve()}", err=True)
     console = Console()
     if not console.is_terminal:
-        console.width = _WIDE  # a pipe has no width, and a table cut to 80 columns helps nobody
+        console.width = _WIDE  # a pipe has no width, and a table cut to 80 columns is of no use
     if len(attempts) > 1:
         known = ", ".join(f"{each.number} ({format_seconds(each.seconds)})" for each in attempts)
         console.print(f"attempt {chosen.number} of {known}\n", highlight=False, soft_wrap=True)
