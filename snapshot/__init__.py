@@ -1,1 +1,1 @@
-"""What makes a start cheap: container images read lazily, installed dependencies restored, stages measured."""
+"""Cheap starts: container images read lazily, installed dependencies restored, stages measured."""
