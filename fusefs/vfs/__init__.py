@@ -1,1 +1,1 @@
-"""A store as a file system: inodes, open files and the requests about them. Knows no kernel."""
+"""A store as a file system: inodes, open files and their requests. Nothing here depends on a kernel."""

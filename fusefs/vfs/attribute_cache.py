@@ -1,6 +1,6 @@
 """Attributes of paths, kept for a second, and the look-ups that have just found nothing.
 
-What another mount changes shows within ``TTL_S``; what changes here is forgotten at once. Touched
+Changes of another mount show within ``TTL_S``; changes of this mount are forgotten at once. Used
 on the mount's loop only; asks no store.
 """
 
@@ -16,7 +16,7 @@ from omniload.base.lru import Lru
 __all__ = ["TTL_S", "AttributeCache"]
 
 TTL_S = 1.0
-"""How long attributes are kept, here and in the kernel."""
+"""Seconds that attributes are kept, here and in the kernel."""
 _MISSED_S = 0.1
 """Time in which a file may be created after a look-up found nothing: the kernel creates it directly afterwards."""
 _MOST_MISSED = 1000
@@ -34,47 +34,47 @@ class AttributeCache:
         self._clock = clock
         self._infos: Lru[str, tuple[float, FileInfo]] = Lru(_MOST_INFOS)
         self._missed: Lru[str, float] = Lru(_MOST_MISSED)
-        """Paths of which the kernel has just heard that nothing is there."""
+        """Paths that the kernel was just told do not exist."""
         self.num_changes = 0
         """Number of changes of paths, so that an answer asked for before a change is not remembered after it."""
 
     def known(self, path: str) -> FileInfo | None:
-        """Return what the store said of a path less than ``TTL_S`` ago."""
+        """Return the store's answer about a path if it is younger than ``TTL_S``."""
         found = self._infos.peek(path)
         return found[1] if found is not None and found[0] > self._clock() else None
 
     def remember(self, path: str, info: FileInfo) -> None:
-        """Keep what the store has just said of a path."""
+        """Keep the store's latest answer about a path."""
         self._infos.put(path, (self._clock() + TTL_S, info))
 
     def forget(self, path: str) -> None:
         """Note a change of one path."""
         self.num_changes += 1
         self._infos.pop(path)
-        # Else a creation would take it that nothing is there, and hide what was just made.
+        # Otherwise a creation would assume that nothing is there, and hide the new file.
         self._missed.pop(path)
 
     def forget_below(self, *paths: str) -> None:
-        """Note a change of paths and of all below them."""
+        """Note a change of paths and of everything below them."""
         self.num_changes += 1
-        # All: a folder that was renamed brings names to paths that were looked up in vain.
+        # Clear all misses, because a renamed folder gives files to paths that were looked up in vain.
         self._missed.clear()
         for path in paths:
             self._infos.pop_where(partial(is_at_or_below, top=path))
 
     def forget_all(self) -> None:
-        """Have the store asked for every path again."""
+        """Forget every path, so that the store is asked again."""
         self.num_changes += 1
         self._infos.clear()
 
     def drop_unlike(self, path: str, info: FileInfo | None) -> None:
-        """Drop what is kept of a path unless it is this version's. No change: only what is kept was old."""
+        """Drop the cached entry of a path unless it is of this version. Not a change: only old entries are dropped."""
         found = self._infos.peek(path)
         if found is not None and (info is None or info.entry != found[1].entry):
             self._infos.pop(path)
 
     def names_changed(self, path: str) -> None:
-        """Note that names in a directory changed: its time moves, here at once."""
+        """Note that names in a directory changed, which changes its time here at once."""
         if (found := self._infos.peek(path)) is not None:
             until, info = found
             now_ns = time.time_ns()
@@ -82,7 +82,7 @@ class AttributeCache:
             self._infos.put(path, (until, replace(info, mtime_ns=now_ns, entry=entry)))
 
     def miss(self, path: str) -> None:
-        """Note the answer that nothing is at a path: what it asks to make there comes next."""
+        """Note the answer that nothing is at a path; a creation there may follow."""
         self._missed.put(path, self._clock() + _MISSED_S)
 
     def was_just_missed(self, path: str) -> bool:

@@ -1,4 +1,4 @@
-"""Attributes: what the kernel is answered about an inode, and what is set of it."""
+"""Attributes: the answers about an inode, and the changes to its attributes."""
 
 import errno
 import os
@@ -28,7 +28,7 @@ _TYPES = {
 
 
 class Entries:
-    """Describes inodes, open ones as they are here, others as the store says."""
+    """Describes inodes: open ones by their state here, others by the store."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -44,7 +44,7 @@ class Entries:
         return entry._replace(attr_timeout_s=0) if node.resizes else entry
 
     def of_body(self, node: Node) -> Entry:
-        """Describe an open file as it is here."""
+        """Describe an open file by its state here."""
         body = node.body
         assert body is not None
         mode = stat_bits.S_IFREG | mode_of(body)
@@ -53,7 +53,7 @@ class Entries:
         return entry if node.is_attached else entry._replace(nlink=0)
 
     def of_info(self, number: int, info: FileInfo) -> Entry:
-        """Describe an inode as the store says."""
+        """Describe an inode by the store's entry."""
         mode = _TYPES[info.kind] | info.mode
         return self._attributes(number, mode, info.size_bytes, info.mtime_ns)
 
@@ -82,7 +82,7 @@ class Entries:
             raise stale() from error
         if body_of(node) is not None:
             return self.of_body(node)  # opened meanwhile, and perhaps as another version
-        # The kernel takes an inode that changes its kind for broken, and answers EIO from then on.
+        # The kernel considers an inode that changes its kind broken, and answers EIO from then on.
         if node.kind not in {None, info.kind}:
             raise OSError(errno.ESTALE, f"a {info.kind} is there by now")
         node.kind = info.kind
@@ -97,7 +97,7 @@ class Entries:
             nlink=2 if stat_bits.S_ISDIR(mode) else 1,
             uid=uid,
             gid=gid,
-            # Before 1970 the kernel's unsigned seconds would end far in the future.
+            # The kernel's seconds are unsigned, so a time before 1970 would become one far in the future.
             mtime_ns=max(0, mtime_ns),
             block_bytes=self._session.files.config.striping.unit,
             entry_timeout_s=TTL_S,
@@ -106,7 +106,7 @@ class Entries:
 
 
 class AttributeRequests:
-    """How attributes are read and set, of files that are open here and of others."""
+    """Requests that read and set attributes, of files that are open here and of others."""
 
     def __init__(
         self, session: Session, entries: Entries, opening: Opening, closing: Closing
@@ -133,7 +133,7 @@ class AttributeRequests:
             raise PermissionError(errno.EPERM, "a store keeps no owners")
         if change.size_bytes is not None:
             node.written()
-            # Ahead of the attributes: a cut is a change of content, which drops a time that was set.
+            # Truncate before the attributes are set, because a change of content drops a time that was set.
             await self._truncate(node, handle, change.size_bytes)
             node.kernel_size = change.size_bytes
         changes = Attributes(
@@ -145,7 +145,7 @@ class AttributeRequests:
         return await self._entries.of(node)
 
     async def statfs(self) -> Space:
-        """Describe the space of the store, or a petabyte where it is not known."""
+        """Describe the space of the store; a petabyte if the space is not known."""
         usage = await self._session.wait(self._session.files.store.usage)
         total = usage.total_bytes if usage is not None else 1 << 50
         free = usage.free_bytes if usage is not None else 1 << 50
@@ -154,15 +154,15 @@ class AttributeRequests:
         )
 
     async def set(self, node: Node, changes: Attributes) -> None:
-        """Set attributes, in the store at once unless the file has content that is not published."""
-        # An open meanwhile would write over the change what the file was before.
+        """Set attributes. The store changes at once, unless the file has unpublished content."""
+        # An open in the meantime would overwrite the change with the former attributes.
         while node.body is None:
             set_if_closed = partial(self._set_if_closed, node, changes)
             if await self._session.rounds.exclusive(node, set_if_closed):
                 return
         if node.body.pending.dirty and _set_now(node.body, changes):
             return
-        # A handle of our own: the release of the last one meanwhile would publish without the change.
+        # Open a handle here: otherwise the release of the last handle could publish without the change.
         opened = self._session.handles.open(node, os.O_WRONLY)
         handle = self._session.handles.files[opened.handle]
         was_published = not handle.body.pending.dirty
@@ -185,14 +185,14 @@ class AttributeRequests:
 
     async def _truncate(self, node: Node, handle: int | None, size_bytes: int) -> None:
         handles = self._session.handles.files
-        # Through the handle, where there is one: the file may have no name any more.
+        # Use the handle if there is one, because the file may have lost its name.
         if handle is not None and handle in handles:
             await self._session.wait(handles[handle].body.truncate, size_bytes)
             return
         opened = await self._opening.open(node, os.O_WRONLY)
         try:
             await self._session.wait(handles[opened.handle].body.truncate, size_bytes)
-            # Now: truncate(2) has no close that would publish it.
+            # Flush now, because truncate(2) has no close that would publish the change.
             await self._closing.flush(handles[opened.handle], last=True)
         except Exception:
             await self._closing.release(opened.handle)
@@ -201,7 +201,7 @@ class AttributeRequests:
 
 
 def _set_now(body: OpenFile, changes: Attributes) -> bool:
-    """Note attributes of an open file, unless its content is in use; return whether it was done."""
+    """Note attributes of an open file, unless its content is in use; return whether they were noted."""
     if not body.lock.acquire(blocking=False):
         return False
     try:
@@ -212,7 +212,7 @@ def _set_now(body: OpenFile, changes: Attributes) -> bool:
 
 
 class ExtendedAttributeRequests:
-    """How extended attributes are read and set."""
+    """Requests that read and set extended attributes."""
 
     def __init__(self, session: Session, opening: Opening, attributes: AttributeRequests) -> None:
         self._session = session
@@ -223,7 +223,7 @@ class ExtendedAttributeRequests:
         """Return an extended attribute; ``user.omnifs.layout`` shows how a file is stored."""
         text = os.fsdecode(name)
         if not text.startswith("user.") or inode in {STATS_INODE, STATS_DIRECTORY_INODE}:
-            # Asked for at every write (security.capability): answered without the store.
+            # The kernel asks for security.capability at every write, so this is answered without the store.
             raise OSError(errno.ENODATA, "only user attributes are kept")
         node = self._session.inodes.node(inode)
         if text == LAYOUT_XATTR:
@@ -265,7 +265,7 @@ class ExtendedAttributeRequests:
         below = [node]
         while below:
             known = below.pop()
-            # So the next open has the kernel drop its pages, too.
+            # Forget the cached version, so that the next open makes the kernel drop its pages, too.
             known.cached_version = None
             below += known.children.values()
         return await self._session.wait(drop_json, self._session.files, path)

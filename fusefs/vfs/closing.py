@@ -13,7 +13,7 @@ __all__ = ["Closing"]
 
 
 class Closing:
-    """How files are flushed and closed."""
+    """Flushes and closes files."""
 
     def __init__(self, session: Session, names: Lookup) -> None:
         self._session = session
@@ -36,17 +36,17 @@ class Closing:
                 publish = partial(self._publish, body, last=last)
                 await self._session.rounds.exclusive(handle.node, publish)
             finally:
-                # A flush of attributes may have found out: the name leads to the newer version from now on.
+                # A flush of attributes may have found a newer version, to which the name leads from now on.
                 if body.pending.replaced and handle.node.body is body:
                     self._names.part(handle.node, body)
             if body.pending.path is not None:
                 self._session.file_changed(handle.node, body.pending.path)
 
     async def release(self, number: int) -> None:
-        """Drop a handle; the last one that writes a file, and the last one of all, publish what no flush has.
+        """Drop a handle. The last handle that writes a file, and the last of all, publish unflushed content.
 
         Raises:
-            OSError: As ``flush``; the handle is gone all the same.
+            OSError: Same as for ``flush``; the handle is dropped all the same.
         """
         handles = self._session.handles.files
         handle = handles.pop(number)
@@ -58,10 +58,10 @@ class Closing:
             if handle.node.opens == 1 or (handle.writes and handle.node.writers == 1):
                 await self.flush(handle, last=True)
         except GeneratorExit:
-            handles[number] = handle  # the mount ends: what is left open is published then
+            handles[number] = handle  # the mount ends, and publishes files that are still open
             raise
         except BaseException:
-            # Whatever the flush said: the kernel never asks for this handle again.
+            # Drop the handle even after an error, because the kernel never asks for it again.
             await self._closed(handle)
             raise
         await self._closed(handle)
@@ -71,13 +71,13 @@ class Closing:
             await self._session.wait(body.flush, last=last)
 
     def _published_now(self, body: OpenFile, *, last: bool) -> bool:
-        """Publish a small new file where the store takes it at once; return whether it was done."""
+        """Publish a small new file if the store takes it at once; return whether it was published."""
         inline = self._session.inline
-        # Only tried: a thread may hold it for as long as the store takes, and the loop answers everybody.
+        # Only try the lock: a thread may hold it during a store call, and the loop must answer other requests.
         if not inline.may_run or not body.lock.acquire(blocking=False):
             return False
         try:
-            # A flush makes one small file where this mount has shown none.
+            # A flush creates one small file where this mount has shown none.
             if body.content.bytes.is_small and not body.pending.published:
                 with suppress(UnavailableError):
                     inline.run(partial(body.flush, last=last))
@@ -93,7 +93,7 @@ class Closing:
 
 
 def _closed_now(body: OpenFile) -> bool:
-    """Close a body that asks nothing of the store for it; return whether it was done."""
+    """Close a body whose close needs no store call; return whether it was closed."""
     if not body.lock.acquire(blocking=False):
         return False
     try:

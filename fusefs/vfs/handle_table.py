@@ -1,4 +1,4 @@
-"""Handles: each open of a file, and each listing that is being read. Touched on the mount's loop only."""
+"""Handles: each open of a file, and each listing that is being read. Used on the mount's loop only."""
 
 import os
 from dataclasses import dataclass
@@ -22,24 +22,24 @@ class Handle:
     appends: bool
     reads: bool
     writes: bool
-    """Whether its close publishes: it may write, or its open made the file or cut it."""
+    """Whether its close publishes: it may write, or its open created or truncated the file."""
     kept: bool
-    """Whether what is read through it stays in the kernel's page cache."""
+    """Whether bytes read through it stay in the kernel's page cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A directory as it was when it was opened."""
+    """The listing of a directory at the time of its open."""
 
     lines: list[Listed]
     num_changes: int = 0
-    """How many changes the mount had seen when it was asked for; none where another process opened it."""
+    """Number of changes in the mount when the listing was requested; 0 if another process opened it."""
     directory: Node | None = None
-    """None for the store's own, and where another process opened it."""
+    """Directory; None for the mount's own directory, or if another process opened it."""
 
 
 class HandleTable:
-    """Handles by number. A number is given once, whatever it is of."""
+    """Handles by number. Each number is given only once, to a file or a listing."""
 
     def __init__(self) -> None:
         self.files: dict[int, Handle] = {}
@@ -47,17 +47,17 @@ class HandleTable:
         self.newest = 1
 
     def new_number(self) -> int:
-        """Return the number of a handle."""
+        """Return a new number for a handle."""
         self.newest += 1
         return self.newest
 
     def open(self, node: Node, flags: int, *, is_new: bool = False) -> Opened:
-        """Give a handle on a node that has a body; ``InodeTable.closed`` takes it back.
+        """Return a handle on a node that has a body; ``InodeTable.closed`` takes it back.
 
         Args:
-            node: What is opened.
-            flags: As of ``open``.
-            is_new: Whether this open made the file, which shows nothing of it before a close.
+            node: The node to open.
+            flags: Same as for ``open``.
+            is_new: Whether this open created the file, of which the store shows nothing before a close.
         """
         assert node.body is not None
         number = self.new_number()
@@ -73,7 +73,7 @@ class HandleTable:
         return Opened(number)
 
     def list(self, listing: Listing) -> Opened:
-        """Give a handle on a listing."""
+        """Return a handle on a listing."""
         number = self.new_number()
         self.listings[number] = listing
         return Opened(number)

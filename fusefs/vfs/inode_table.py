@@ -24,13 +24,13 @@ __all__ = ["ROOT", "InodeTable", "Node", "as_text", "body_of", "from_text", "ope
 ROOT = 1
 SEVERAL = -1
 _RESIZED_S = 1.0
-"""Longer than any caller needs to take an answer from the kernel's queue."""
+"""Seconds that suffice for any caller to take an answer from the kernel's queue."""
 _NUMBERS = 1 << 52
-"""Every number below it fits the fraction of a double, which is all that some languages count with."""
+"""Limit of inode numbers: all fit the fraction of a double, the only kind of number in some languages."""
 
 
 def as_text(name: str) -> str:
-    """Return a name as text that JSON can hold, whatever bytes it has: one character each."""
+    """Return a name as text that JSON can hold, whatever its bytes: one character for each byte."""
     return os.fsencode(name).decode("latin-1")
 
 
@@ -45,33 +45,33 @@ class Node:
 
     number: int
     parent: "Node | None"
-    """None for the root and for what was unlinked."""
+    """Directory above; None for the root and for unlinked nodes."""
     name: str
     children: "dict[str, Node]" = field(default_factory=dict)
     """Nodes below that the kernel knows, or that are open."""
     lookups: int = 0
-    """How often the kernel looked it up and has not forgotten it."""
+    """Number of the kernel's look-ups that it has not forgotten."""
     body: OpenFile | None = None
-    """Set while it is open."""
+    """Open file; None while it is not open."""
     opens: int = 0
     readers: int = 0
     """Number of opens that may read."""
     writers: int = 0
     """Number of opens whose close publishes."""
     kind: str | None = None
-    """File, directory or link, as far as it is known: an inode is never of two kinds."""
+    """Kind, file, directory or link, as far as it is known; it never changes."""
     num_moves: int = 0
-    """How often it was renamed while it was open."""
+    """Number of renames while it was open."""
     cached_version: Hashable | None = None
-    """Names the version whose bytes the kernel's page cache holds, if it is known."""
+    """Name of the version whose bytes the kernel's page cache holds, if it is known."""
     advertised_size: int | None = None
     """Size sent to the kernel since it last had to ask; ``SEVERAL`` if more than one was sent."""
     kernel_size: int | None = None
     """Size in the kernel's inode, by answers and its own writes; ``SEVERAL`` after answers with different sizes."""
     resized_s: float = float("-inf")
-    """When an answer, not a write of the kernel's, last gave the inode another size."""
+    """Time when an answer, not a write of the kernel, last gave the inode another size."""
     changed_at: int = 0
-    """How many changes the mount had seen when this file was published last, or given attributes."""
+    """Number of changes in the mount when this file was last published, or given attributes."""
 
     def opened(self, *, reads: bool, writes: bool) -> None:
         """Count a handle."""
@@ -80,9 +80,9 @@ class Node:
         self.writers += writes
 
     def advertise(self, size_bytes: int) -> None:
-        """Note a size that goes to the kernel.
+        """Note a size that is sent to the kernel.
 
-        Of answers on their way at once the kernel may keep the older and drop the newer one.
+        If several answers are under way at once, the kernel may keep the older and drop the newer one.
         """
         if self.kernel_size not in {None, size_bytes}:
             self.resized_s = time.monotonic()
@@ -90,7 +90,7 @@ class Node:
         self.advertised_size = size_bytes if self.advertised_size in {None, size_bytes} else SEVERAL
 
     def written(self) -> None:
-        """Note that the kernel has others write it: it knows the size then, and holds what no version may ever be."""
+        """Note that somebody writes through the kernel, which then knows the size, and holds bytes of no version."""
         self.cached_version = self.advertised_size = None
 
     @property
@@ -109,7 +109,7 @@ class Node:
 
     @property
     def is_attached(self) -> bool:
-        """Whether it still has a path."""
+        """Whether the node still has a path."""
         return self.number == ROOT or self.parent is not None
 
     @property
@@ -118,10 +118,10 @@ class Node:
         return self.body is not None and not self.body.pending.published and self.is_attached
 
     def path(self) -> str:
-        """Return where it lies.
+        """Return the path of the node.
 
         Raises:
-            FileNotFoundError: It was unlinked, or something above it.
+            FileNotFoundError: The node was unlinked, or a directory above it.
         """
         parts: list[str] = []
         node = self
@@ -143,8 +143,8 @@ class Node:
 
 
 def open_below(top: Node) -> Iterator[Node]:
-    """Yield a node and all below it that are open."""
-    # No recursion: users make trees that are deeper than Python's stack.
+    """Yield a node and all nodes below it that are open."""
+    # Iterate instead of recursing, because users make trees that are deeper than Python's stack.
     pending = [top]
     while pending:
         node = pending.pop()
@@ -157,7 +157,7 @@ class InodeTable:
     """The nodes of one mount. Used from the mount's loop only, so it needs no lock."""
 
     def __init__(self) -> None:
-        # The root has a lookup that the kernel never gives up.
+        # The kernel never forgets its look-up of the root.
         self._nodes: dict[int, Node] = {ROOT: Node(ROOT, None, "", lookups=1)}
 
     def node(self, number: int) -> Node:
@@ -172,7 +172,7 @@ class InodeTable:
             raise OSError(errno.ESTALE, f"inode {number} is not known") from None
 
     def child(self, parent: Node, name: str) -> Node:
-        """Return the node of a name, made if there is none yet."""
+        """Return the node of a name; create it if there is none."""
         node = parent.children.get(name)
         if node is None:
             node = Node(_new_number(parent, name, self._nodes), parent, name)
@@ -181,7 +181,7 @@ class InodeTable:
         return node
 
     def detach(self, parent: Node, name: str) -> Node | None:
-        """Take a name away: the node stays for its open handles, without a path."""
+        """Remove a name; the node stays for its open handles, without a path."""
         node = parent.children.pop(name, None)
         if node is not None:
             node.parent = None
@@ -189,8 +189,8 @@ class InodeTable:
         return node
 
     def move(self, parent: Node, name: str, new_parent: Node, new_name: str) -> None:
-        """Give a name's node another name, and all below it another path."""
-        # First: what was replaced keeps its handles, and loses the name to the newcomer.
+        """Give a name's node another name, and all nodes below it another path."""
+        # First detach the replaced node, which keeps its handles but loses the name.
         self.detach(new_parent, new_name)
         node = parent.children.pop(name, None)
         if node is None:
@@ -199,7 +199,7 @@ class InodeTable:
         new_parent.children[new_name] = node
 
     def forget(self, number: int, lookups: int) -> None:
-        """Note that the kernel gave up some of its references."""
+        """Note that the kernel dropped some of its references."""
         node = self._nodes.get(number)
         if node is not None and node.number != ROOT:
             node.lookups -= lookups
@@ -250,12 +250,12 @@ class InodeTable:
         above = node.parent
         if above is not None and above.children.get(node.name) is node:
             del above.children[node.name]
-            # A directory the kernel forgot before its children goes with the last of them.
+            # If the kernel forgets a directory before its children, the directory goes with the last of them.
             self._drop_if_unused(above)
 
 
 def body_of(node: Node) -> OpenFile | None:
-    """Return the body of a node that may have got one while a handler waited."""
+    """Return the body of a node, which may have got one while a handler waited."""
     return node.body
 
 

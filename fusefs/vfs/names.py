@@ -1,4 +1,4 @@
-"""Requests about names: finding and listing them; making, renaming and removing."""
+"""Requests about names: look-ups and listings; making, renaming and removing."""
 
 import errno
 import os
@@ -29,14 +29,14 @@ _RENAME_NOREPLACE = 1
 
 
 class ListingRequests:
-    """How names are found, one by one and all of a directory."""
+    """Requests that look up one name, or list a directory."""
 
     def __init__(self, session: Session, entries: Entries, names: Lookup) -> None:
         self._session = session
         self._entries = entries
         self._names = names
         self._line_bytes = 0
-        """Size in the line of a listing that was read last."""
+        """Size in the listing's line that was read last."""
 
     async def lookup(self, parent: int, name: bytes) -> Entry:
         """Find a name in a directory."""
@@ -50,7 +50,7 @@ class ListingRequests:
             node = await self._names.found(above, text)
         except FileNotFoundError:
             if attributes.num_changes == before and not is_open(above, text):
-                # Unless something was made meanwhile: the creation behind this would take its place.
+                # Skip this if something changed meanwhile: a creation that follows would replace the new file.
                 attributes.miss(above.child_path(text))
             raise
         node.lookups += 1
@@ -61,14 +61,14 @@ class ListingRequests:
             raise
 
     def advertised(self, inode: int) -> None:
-        """Count a lookup of what was listed last."""
+        """Count a look-up of the entry that was listed last."""
         if inode not in {STATS_INODE, STATS_DIRECTORY_INODE}:
             node = self._session.inodes.node(inode)
             node.lookups += 1
             node.advertise(self._line_bytes)
 
     async def opendir(self, inode: int) -> Opened:
-        """Take the listing now, so that readdir is one consistent view."""
+        """Take the listing now, so that readdir shows one consistent view."""
         before, directory = self._session.attributes.num_changes, None
         if inode == STATS_DIRECTORY_INODE:
             lines: list[Listed] = [("stats.json", self._entries.of_statistics(b"stats.json"), None)]
@@ -102,7 +102,7 @@ class ListingRequests:
             child = self._names.child(
                 node, name, described.kind if described is not None else "file"
             )
-            child.lookups += 1  # the listing's own, so that the numbers in it stay good
+            child.lookups += 1  # the listing holds a look-up, so that its numbers stay valid
             if child.body is not None:
                 listed.append((name, self._entries.of_body(child), child))
             elif described is not None:
@@ -110,14 +110,14 @@ class ListingRequests:
         return listed
 
     def readdir(self, handle: int, start: int) -> Iterable[Named]:
-        """Yield the lines of a listing, as far as they hold still."""
+        """Yield the lines of a listing, updated for files that changed since."""
         listing = self._session.handles.listings[handle]
         for line in range(start, len(listing.lines)):
             name, entry, node = listing.lines[line]
             if node is not None and node.body is not None:
                 entry = self._entries.of_body(node)  # written to since the directory was opened
             elif node is not None and node.changed_at > listing.num_changes:
-                # And closed since: its size must not be answered with the one of before.
+                # The file was closed since, so the kernel must not keep the old size.
                 entry = entry._replace(attr_timeout_s=0)
             if node is not None and node.would_resize(entry.size_bytes):
                 entry = entry._replace(attr_timeout_s=0)
@@ -135,7 +135,7 @@ class ListingRequests:
 
 
 class NameRequests:
-    """How names are made, given to others and taken away, also of what is open here."""
+    """Requests that make, rename and remove names, also of files that are open here."""
 
     def __init__(self, session: Session, entries: Entries, names: Lookup) -> None:
         self._session = session
@@ -151,9 +151,9 @@ class NameRequests:
         self._session.attributes.forget(path)
         self._session.attributes.names_changed(parent_of(path))
         info = await self._session.info(path)
-        # Only where the store shows another: attributes of a folder are a file in it.
+        # Set a mode only if the store shows another, because attributes of a folder are a file in it.
         if info.mode != wanted:
-            # Its time is the store's own: what is made in it next moves it.
+            # Keep the store's own time, which the next entry in the folder will change.
             made = Attributes(mode=wanted, mtime_ns=NOT_KEPT)
             await self._session.wait(set_attributes, self._session.files, path, made)
             self._session.attributes.forget(path)
@@ -169,7 +169,7 @@ class NameRequests:
         return await self._made(above, text, "symlink")
 
     async def readlink(self, inode: int) -> bytes:
-        """Return where a link points."""
+        """Return the target of a link."""
         path = self._session.inodes.node(inode).path()
         return os.fsencode(await self._session.wait(self._session.files.names.read_link, path))
 
@@ -184,7 +184,7 @@ class NameRequests:
         self._session.attributes.forget(path)
         self._session.attributes.names_changed(parent_of(path))
         if node is not None and node.body is not None:
-            node.body.pending.unlinked()  # opened while it was removed
+            node.body.pending.unlinked()  # it was opened while it was removed
         self._session.inodes.detach(above, text)
 
     async def rmdir(self, parent: int, name: bytes) -> None:
@@ -192,7 +192,7 @@ class NameRequests:
         above, text = self._session.place_for(parent, name)
         path = above.child_path(text)
         node = above.children.get(text)
-        # The store shows nothing of it yet, and would remove the folder under it.
+        # The store does not show the pending file, and would remove the folder under it.
         if node is not None and any(node.pending_below()):
             raise OSError(errno.ENOTEMPTY, "a file is being written there", path)
         await self._session.wait(self._session.files.names.remove_directory, path)
@@ -203,9 +203,9 @@ class NameRequests:
     async def rename(
         self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
     ) -> None:
-        """Rename over what is there."""
+        """Rename, replacing the target."""
         if flags & ~_RENAME_NOREPLACE:
-            # Each of them, or a caller would take for done what was not: overlayfs tries for a whiteout.
+            # Refuse unknown flags, or a caller would assume an effect that did not happen: overlayfs tries a whiteout.
             raise OSError(errno.EINVAL, f"no store knows the flags {flags} of a rename")
         above, text = self._session.place_for(parent, name)
         new_above, new_text = self._session.place_for(new_parent, new_name)
@@ -227,14 +227,14 @@ class NameRequests:
                 rename_open, self._session.files, source, target, moving, replaced
             )
             for below in open_below(node) if node is not None else ():
-                # A look that is under way for one of them began at a path that it has left.
+                # A look under way for one of these nodes began at its former path.
                 below.num_moves += 1
         if source != target:
             self._session.attributes.forget_below(source, target)
             self._session.attributes.names_changed(parent_of(source))
             self._session.attributes.names_changed(parent_of(target))
             self._session.inodes.move(above, text, new_above, new_text)
-            # Opened while the store renamed them: no flush of these may land at the old path.
+            # These were opened while the store renamed them: no flush of them may publish at the old path.
             if there is not None and replacing and there.body is not None:
                 there.body.pending.unlinked()
             for below in open_below(node) if node is not None else ():
@@ -242,13 +242,13 @@ class NameRequests:
                     await self._session.wait(moved, below.body, below.path())
 
     async def _made(self, parent: Node, name: str, kind: str) -> Entry:
-        """Describe something just made and count that the kernel knows it."""
+        """Describe a new entry, and count that the kernel knows it."""
         node = self._names.child(parent, name, kind)
         node.lookups += 1
         return await self._entries.of(node)
 
     async def _check_target_of_pending(self, target: str) -> None:
-        """Rename a file the store does not show yet: its flush will replace the target."""
+        """Check the target of a file that the store does not show yet, and whose flush will replace the target."""
         try:
             info = await self._session.info(target)
         except FileNotFoundError:
@@ -258,7 +258,7 @@ class NameRequests:
 
 
 class CreationRequests:
-    """How files are made, and opened where they are there."""
+    """Requests that create files, or open existing ones."""
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class CreationRequests:
         self._closing = closing
 
     async def create(self, parent: int, name: bytes, mode: int, flags: int) -> tuple[Opened, Entry]:
-        """Create a file: nothing is in the store before its first flush."""
+        """Create a file; the store holds nothing of it before its first flush."""
         above, text = self._session.place_for(parent, name)
         inodes = self._session.inodes
         path = above.child_path(text)
@@ -296,7 +296,7 @@ class CreationRequests:
         path = above.child_path(text)  # a directory above may have been renamed in the meantime
         node.body = OpenFile(self._session.files, self._session.place, path, None)
         permissions = stat_bits.S_IMODE(mode)
-        # A mode like any plain file's needs no manifest.
+        # The usual mode of a plain file needs no manifest.
         if permissions != PLAIN_MODE:
             node.body.set_attributes(Attributes(mode=permissions))
         entry = self._entries.of_body(node)
@@ -308,18 +308,19 @@ class CreationRequests:
         return opened, entry
 
     async def _name_made_here(self, path: str) -> None:
-        """Let the time of a directory move, though the store does not show the new name yet."""
+        """Update the time of a directory, though the store does not show the new name yet."""
         try:
             above = await self._session.info(path)
-            if above.mtime_ns != above.entry.mtime_ns:  # it is one that was set
+            if above.mtime_ns != above.entry.mtime_ns:  # the time was set by a user
                 await self._session.wait(self._session.files.directories.names_changed, path)
         except (OSError, OmniloadError):
-            # The file is made, and its handle is the kernel's by the answer alone: its close says what is wrong.
+            # The file was created, and only this answer gives the kernel its handle, so its close will report the
+            # error.
             return
         self._session.attributes.names_changed(path)
 
     async def mknod(self, parent: int, name: bytes, mode: int) -> Entry:
-        """Make an empty regular file; devices, pipes and sockets have no place in a store."""
+        """Create an empty regular file; a store cannot hold devices, pipes and sockets."""
         if not stat_bits.S_ISREG(mode):
             raise PermissionError(errno.EPERM, "only regular files")
         opened, entry = await self.create(parent, name, mode, os.O_EXCL)
@@ -333,7 +334,7 @@ class CreationRequests:
         return entry
 
     async def _give_up(self, handle: int, inode: int) -> None:
-        """Drop a file that was made and cannot be published: the kernel does not know it."""
+        """Drop a new file that cannot be published: the kernel does not know it."""
         self._session.handles.files[handle].body.pending.unlinked()
         await self._closing.release(handle)
         self._session.inodes.forget(inode, 1)

@@ -1,17 +1,17 @@
-"""Opening: which version an open shows, when the kernel may read it by itself, and what is done through a handle.
+"""Opening: the version that an open shows, when the kernel may read it by itself, and requests through a handle.
 
-*The page cache.* What the kernel holds of a file stays over an open exactly when the
-version opened is the one it holds; a version has a name that is never used again (the
-segments of a striped file; a plain file by its settled time stamp), so close-to-open holds.
+*The page cache.* The kernel's pages of a file survive an open exactly when the opened
+version is the one that they belong to. The name of a version is never used again (the
+segments of a striped file; the settled time stamp of a plain file), so this keeps close-to-open consistency.
 
-*Versions.* An inode that somebody reads shows one version, and what this mount makes of it
-(the table of ``shown_version``). An open of it when its path shows another one gets ESTALE: the name leads to
-another inode by then, and the kernel looks it up again by itself (it does so once for every
-path, before any program hears of it). Readers keep the version they opened, as they keep
-one that was renamed over.
+*Versions.* An inode with readers shows one version, and the changes of this mount to it
+(the table of ``shown_version``). If its path shows another version, an open of the inode gets ESTALE: the name then
+leads to another inode, and the kernel looks it up again by itself (it does so once for every
+path, before any program sees the error). Readers keep the version they opened, just as they keep
+a file that was renamed over.
 
-*Local copies.* A version that lies whole on the local disk is handed to the kernel, which
-reads it by itself. While it does, the inode can be opened in no other way: so a caller that wants
+*Local copies.* If the whole version is on the local disk, its copy is handed to the kernel, which
+reads it by itself. Meanwhile the inode cannot be opened in any other way, so a caller that wants
 to write gets a new inode, too.
 """
 
@@ -38,7 +38,7 @@ __all__ = ["ContentRequests", "Opening"]
 
 
 class Opening:
-    """How files are opened."""
+    """Opens files."""
 
     def __init__(self, session: Session, names: Lookup, closing: Closing) -> None:
         self._session = session
@@ -57,7 +57,7 @@ class Opening:
             # Nobody reads bytes that are truncated at once.
             brings = not flags & os.O_TRUNC
             await self._session.rounds.call(node, partial(self._open_or_look, node, brings=brings))
-        # Or it was closed by its last handle while this one waited: then all began anew.
+        # The last handle may have closed the file while this request waited; then everything starts again.
         return await self._opened(node, flags, looks=looks)
 
     def path_of_named(self, node: Node) -> str:
@@ -87,20 +87,20 @@ class Opening:
 
     async def _open_at_name(self, node: Node, *, brings: bool) -> OpenVersion:
         path = self.path_of_named(node)
-        # The look-up just before knows it: a small plain file then opens by its bytes and one more look.
+        # The look-up just before usually knows the entry: a small plain file then opens by its bytes and one more look.
         expected = self._session.attributes.known(path)
         try:
             return await self._session.wait(
                 self._session.files.open, path, expected=expected, brings=brings
             )
         except FileNotFoundError as error:
-            # Removed elsewhere: O_CREAT must learn that from the lookup.
+            # Another mount removed the file: O_CREAT must learn that from the look-up.
             self._session.attributes.forget(path)
             raise stale() from error
 
     async def _opened(self, node: Node, flags: int, *, looks: bool) -> Opened:
         reads_only = only_reads(flags)
-        answer = self._session.handles.open(node, flags)  # it keeps the body while this one asks
+        answer = self._session.handles.open(node, flags)  # keeps the body during the questions
         body = self._session.handles.files[answer.handle].body
         try:
             if looks:
@@ -149,7 +149,7 @@ class Opening:
     def _local_copy(self, node: Node, version: OpenVersion | None) -> int | None:
         """Return a descriptor of a local copy, if the kernel can use one for this open."""
         kernel = self._session.kernel
-        # Any other open of the inode reads through the page cache, and all must be alike.
+        # A second open of the inode would read through the page cache, and all opens must be alike.
         if version is None or kernel is None or not kernel.can_pass_through or node.opens > 1:
             return None
         return version.local_copy()
@@ -158,7 +158,7 @@ class Opening:
         """Leave a version to the kernel, which reads it by itself; its name leads to a new inode from now on.
 
         Raises:
-            OSError: ``ESTALE``; ``ETXTBSY`` where it has no name any more, so that this inode is all there is of it.
+            OSError: ``ESTALE``; or ``ETXTBSY`` if the file has lost its name, so that there can be no other inode.
         """
         if node.parent is None and (node.body is None or not node.body.pending.replaced):
             raise OSError(errno.ETXTBSY, "unlinked, and read from its local copy")
@@ -167,7 +167,7 @@ class Opening:
 
 
 def _token(version: OpenVersion) -> Hashable:
-    """Return what names the bytes of a version for ever, or for as long as it is open where nothing else does yet."""
+    """Return a unique name for the bytes of a version, valid for ever, or else for as long as the version is open."""
     manifest, entry = version.manifest, version.info.entry
     if manifest is not None and manifest.segments and not manifest.inline:
         return content_name(manifest)
@@ -185,11 +185,11 @@ class ContentRequests:
         self._closing = closing
 
     async def open(self, inode: int, flags: int) -> Opened:
-        """Open a file as it is now in the store, or as it is being written here."""
+        """Open a file in its present version in the store, or as it is being written here."""
         if inode == STATS_INODE:
             if not only_reads(flags):
                 raise PermissionError(errno.EPERM, "statistics are only read")
-            # Past the page cache, whose pages would be numbers of an earlier open.
+            # Bypass the page cache, whose pages would be the numbers of an earlier open.
             return Opened(self._open_statistics(), direct_io=True)
         return await self._opening.open(self._session.inodes.node(inode), flags)
 
@@ -199,12 +199,12 @@ class ContentRequests:
         return handle
 
     async def read(self, handle: int, offset: int, size_bytes: int) -> Data:
-        """Read: inline from memory, else once the blocks are here."""
+        """Read a range: from memory at once, else when the blocks have arrived."""
         if (text := self._session.statistics.open_views.get(handle)) is not None:
             return text[offset : offset + size_bytes]
         opened = self._session.handles.files[handle]
         body = opened.body
-        # Only tried: a flush holds it for as long as the store takes, and the loop answers everybody.
+        # Only try the lock: a flush holds it during store calls, and the loop must answer other requests.
         if body.lock.acquire(blocking=False):
             try:
                 data = body.content.bytes.try_read(offset, size_bytes, handle)
@@ -215,19 +215,19 @@ class ContentRequests:
                 data = await _read_when_here(version, offset, size_bytes, handle)
             if data is not None:
                 if version is not None and opened.kept:
-                    # Only what goes through the page cache stays with the kernel: O_DIRECT leaves nothing there.
+                    # Only bytes that go through the page cache stay in the kernel: O_DIRECT leaves nothing there.
                     version.reader.served(offset, len(data))
                 return data
         return await self._session.wait(body.read, offset, size_bytes, handle)
 
     async def write(self, handle: int, offset: int, data: Data) -> int:
-        """Write: inline where the window has room, else in a thread that waits for it."""
+        """Write bytes: at once if the window has room, else in a thread that waits for it."""
         opened = self._session.handles.files[handle]
         body = opened.body
         opened.node.written()
         if body.lock.acquire(blocking=False):
             try:
-                # Under the lock: a flush under way for another handle moves the end's description.
+                # Read the size under the lock, because a flush for another handle may change the size on the way.
                 offset = body.size_bytes if opened.appends else offset
                 path = body.pending.path or ""
                 if body.content.bytes.writes_now(path, offset, len(data)):
@@ -236,36 +236,36 @@ class ContentRequests:
                     return len(data)
             finally:
                 body.lock.release()
-        # Copied: the next request overwrites the buffer that these bytes lie in.
+        # Copy the bytes, because the next request overwrites their buffer.
         await self._session.wait(body.write, None if opened.appends else offset, bytes(data))
         opened.node.kernel_size = body.size_bytes
         return len(data)
 
     async def flush(self, handle: int) -> None:
-        """Publish at the close of a handle that writes, so that the next open of the file sees all of it."""
+        """Publish at the close of a handle that writes, so that the next open of the file sees all its bytes."""
         opened = self._session.handles.files.get(handle)
-        # FLUSH bears no mode. What another handle wrote is not a reader's to show, nor its error one to hear.
+        # FLUSH carries no mode. A reader must neither publish another handle's writes nor get their error.
         if opened is not None and opened.writes:
             await self._closing.flush(opened, last=True)
 
     async def fsync(self, handle: int) -> None:
-        """Make durable and visible what is written so far."""
+        """Make all bytes written so far durable and visible."""
         if (opened := self._session.handles.files.get(handle)) is not None:
             await self._closing.flush(opened, last=False)
-            # Also what was published before, and need not be durable yet.
+            # Include bytes that were published before, because they may not be durable yet.
             if (path := opened.body.pending.path) is not None and opened.body.pending.published:
                 with suppress(FileNotFoundError):  # removed or renamed meanwhile
                     await self._session.wait(self._session.files.store.sync, path)
 
     async def fsyncdir(self, handle: int) -> None:
-        """Make durable the names in a directory."""
+        """Make the names in a directory durable."""
         listing = self._session.handles.listings.get(handle)
         node = listing.directory if listing is not None else None
         if node is not None and node.is_attached:
             await self._session.wait(self._session.files.store.sync, node.path())
 
     async def release(self, handle: int) -> None:
-        """Drop a handle; flush has published already, unless it failed and said so."""
+        """Drop a handle; flush has already published, unless it failed and reported an error."""
         if self._session.statistics.open_views.pop(handle, None) is not None:
             return
         await self._closing.release(handle)

@@ -53,22 +53,22 @@ __all__ = [
 ]
 
 _QUICK_S = 0.005
-"""A call of up to this delays other requests no more than a large read does."""
+"""Seconds of a call that delays other requests no more than a large read does."""
 _REST = 10
 """Rest after a longer call, in multiples of its length: slow calls take at most a tenth of the loop's time."""
-# Above all that names are hashed to (52 bits).
+# Larger than all numbers that names are hashed to (52 bits).
 STATS_INODE = 2**63 - 1
 STATS_DIRECTORY_INODE = 2**63 - 2
 _LAST_PUBLISH_S = 45.0
-"""For files that are open when the mount is asked to end: within what systemd and ``mount`` wait."""
+"""Seconds for files that are open when the mount is asked to end; systemd and ``mount`` wait longer."""
 _CALLS_WAITING = 64
-"""Calls that wait for the store at a time, each in a thread."""
+"""Most calls that wait for the store at a time, each in a thread."""
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
 
 def _waits_of_thread() -> int:
-    """Return how often this thread gave its core away by itself, to wait for something."""
+    """Return how often this thread gave up its core voluntarily, to wait for something."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
@@ -76,9 +76,9 @@ class InlineCalls:
     """Lets calls run on the loop while the store answers quickly. Used on one thread.
 
     Args:
-        answers_at_once: Whether the store is one that does.
+        answers_at_once: Whether the store is of a kind that answers quickly.
         clock: Seconds.
-        waits: How often this thread has waited so far.
+        waits: Returns how often this thread has waited so far.
     """
 
     def __init__(
@@ -98,19 +98,20 @@ class InlineCalls:
         return self._answers_at_once and self._clock() >= self._not_before
 
     def run(self, call: Callable[[], Result]) -> Result:
-        """Make a call, and note how long it took. The loop is no place to wait for an outage to end.
+        """Make a call, and note how long it took. The loop must not wait for the end of an outage.
 
         Raises:
             UnavailableError: The store did not answer the first attempt; the call may be made again in a thread.
         """
         begun, waits = self._clock(), self._waits()
         try:
-            # One attempt: the waits between several would hold up every request of the mount.
+            # Only one attempt: the waits between attempts would hold up every request of the mount.
             with within(0.0):
                 return call()
         finally:
             now = self._clock()
-            # A core that another program took says nothing of the disk: a thread gives it away itself only to wait.
+            # Losing the core to another program says nothing about the disk: a thread gives it up voluntarily only to
+            # wait.
             if (took := now - begun) > _QUICK_S and self._waits() != waits:
                 self._not_before = now + _REST * took
 
@@ -147,17 +148,17 @@ class FreshSingleFlight:
 
     def __init__(self) -> None:
         self._rounds: dict[Hashable, _Round] = {}
-        """The youngest round of each key; none that has ended."""
+        """Youngest round of each key; rounds that have ended are removed."""
 
     async def call(self, key: Hashable, fn: Callable[[], Awaitable[Result]]) -> Result:
         """Return the result of a run of ``fn`` that began after this call.
 
         Args:
             key: Calls with the same key may share a run.
-            fn: Run, unless another call of the same round runs its own.
+            fn: Function to run, unless another call of the same round runs its own.
 
         Raises:
-            Exception: What the run raised.
+            Exception: The error of the run.
         """
         while True:
             youngest = self._rounds.get(key)
@@ -180,7 +181,7 @@ class FreshSingleFlight:
         *,
         is_shared: bool = True,
     ) -> Result:
-        # Before it waits for its turn: calls that come meanwhile must find it, to share it.
+        # Register the round before it waits for its turn, so that calls that arrive meanwhile can share it.
         mine = self._rounds[key] = _Round(has_begun=not is_shared)
         try:
             if before is not None:
@@ -200,10 +201,11 @@ class FreshSingleFlight:
             mine.answer.set_result(answer)
             return answer
         finally:
-            del mine  # or an error, its traceback and the round would hold each other
+            # otherwise an error, its traceback and the round would form a cycle of references
+            del mine
 
     def _end(self, key: Hashable, ended: _Round, before: _Round | None) -> None:
-        # Else a younger round stands there, which waits for this one by itself.
+        # Otherwise the entry is a younger round, which itself waits for this one.
         if self._rounds[key] is ended:
             if before is not None and not before.answer.done():
                 self._rounds[key] = before  # stopped while it waited for its turn
@@ -216,7 +218,7 @@ class Session:
 
     Args:
         files: The store's files.
-        place: Where random writes go.
+        place: Place of random writes.
     """
 
     def __init__(self, files: StripedFiles, place: SpoolPlace) -> None:
@@ -235,7 +237,7 @@ class Session:
         self._pool = CallPool(_CALLS_WAITING, "fusefs-call")
 
     def close(self) -> list[str]:
-        """Publish what was left open and end the threads; nothing may be under way.
+        """Publish files that are still open and end the threads; call it when no request is under way.
 
         Returns:
             Paths of files that could not be published.
@@ -257,13 +259,13 @@ class Session:
         return await in_thread(self._pool, call, *arguments, **named)
 
     async def info(self, path: str) -> FileInfo:
-        """Describe a path from what is known for less than ``TTL_S``, else from the store."""
+        """Describe a path from an answer younger than ``TTL_S``, else from the store."""
         if (known := self.attributes.known(path)) is not None:
             return known
         return await self.rounds.call(path, partial(self._ask_info, path))
 
     def place_for(self, parent_inode: int, name: bytes) -> tuple[Node, str]:
-        """Return directory and name of something to be changed, which the store's own is not."""
+        """Return directory and name of an entry to be changed; the mount's own entries are refused."""
         if parent_inode in {STATS_INODE, STATS_DIRECTORY_INODE} or (
             parent_inode == ROOT and name == RESERVED.encode()
         ):
@@ -271,13 +273,13 @@ class Session:
         return self.inodes.node(parent_inode), checked_name(name)
 
     def changeable(self, inode: int) -> Node:
-        """Return an inode whose attributes are to be changed, which the store's own is not."""
+        """Return an inode whose attributes are to be changed; the mount's own inodes are refused."""
         if inode in {STATS_INODE, STATS_DIRECTORY_INODE}:
             raise PermissionError(errno.EPERM, "the store's own files do not change")
         return self.inodes.node(inode)
 
     def file_changed(self, node: Node, path: str) -> None:
-        """Forget what is known of a file, also in listings that are being read."""
+        """Forget the cached attributes of a file, also in listings that are being read."""
         self.attributes.forget(path)
         node.changed_at = self.attributes.num_changes
 
@@ -299,7 +301,7 @@ class Session:
         return info
 
     def _info_inline(self, path: str) -> FileInfo | None:
-        """Describe a path by asking on the loop; None where it must be asked in a thread."""
+        """Describe a path by a call on the loop; return None if a thread must make the call."""
         if self.inline.may_run:
             with suppress(UnavailableError):
                 return self.inline.run(partial(self.files.stat, path))
@@ -318,5 +320,5 @@ def checked_name(name: bytes) -> str:
 
 
 def stale() -> OSError:
-    """Return the error that has the kernel look a name up again."""
+    """Return the error that makes the kernel look a name up again."""
     return OSError(errno.ESTALE, "another inode has this name now, or none")

@@ -49,8 +49,8 @@ def leads(shown: Shown, *, is_changed: bool, num_readers: int, passes_through: b
     """Decide where the name of an open file leads.
 
     Args:
-        shown: What its path shows.
-        is_changed: Whether it is being changed here: the last to close wins, as POSIX has it within one mount.
+        shown: The content of its path.
+        is_changed: Whether it is being changed here. Then the last close wins, as POSIX demands within one mount.
         num_readers: Open handles that may read.
         passes_through: Whether the kernel reads it from its local copy.
     """
@@ -66,27 +66,27 @@ class Seen:
     """The facts about an inode that a look needs, at one moment."""
 
     body: OpenFile | None
-    """None where it is not open."""
+    """Open file; None if the inode is not open."""
     path: str | None = None
-    """None once it has none."""
+    """Path of the inode; None once it has lost it."""
     version: OpenVersion | None = None
-    """The version that it shows; None while it is changed here."""
+    """Version that the inode shows; None while it is changed here."""
     num_moves: int = 0
-    """How often it was renamed."""
+    """Number of renames."""
     is_changed: bool = False
-    """Whether it has content, or attributes, that is not published."""
+    """Whether content or attributes are unpublished."""
     is_replaced: bool = False
     """Whether its name leads elsewhere already."""
     is_leaving: bool = False
-    """Whether its path is being renamed, removed or replaced from here."""
+    """Whether this mount is renaming, removing or replacing its path."""
     num_readers: int = 0
     passes_through: bool = False
 
 
 def before(seen: Seen) -> Leads | None:
-    """Decide where a name leads without asking the store; None where its path has to be looked at.
+    """Decide where a name leads without asking the store; return None if the store has to be asked.
 
-    No look finds anything of use while this mount changes the file, or what has its name.
+    A look is useless while this mount changes the file, or the entry at its path.
     """
     if seen.is_replaced:
         return Leads.ELSEWHERE
@@ -96,11 +96,11 @@ def before(seen: Seen) -> Leads | None:
 
 
 def after(asked: Seen, now: Seen, shown: Shown) -> Leads | None:
-    """Decide where a name leads by what its path shows; None where that was asked of another state of things.
+    """Decide where a name leads by the content of its path; return None if the state changed since the question.
 
     Args:
         asked: The inode when the store was asked.
-        now: The inode when it had answered.
+        now: The inode when the store had answered.
         shown: The answer.
     """
     if (now.body, now.path, now.num_moves) != (asked.body, asked.path, asked.num_moves):
@@ -116,13 +116,13 @@ def after(asked: Seen, now: Seen, shown: Shown) -> Leads | None:
 
 
 class Lookup:
-    """How names are followed to inodes."""
+    """Follows names to inodes."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
     async def found(self, parent: Node, name: str) -> Node:
-        """Return the inode that a name leads to, made if need be.
+        """Return the inode that a name leads to; create it if there is none.
 
         Raises:
             FileNotFoundError: Nothing has that name.
@@ -134,9 +134,9 @@ class Lookup:
         return self.child(parent, name, info.kind)
 
     def child(self, parent: Node, name: str, kind: str) -> Node:
-        """Return the inode of something that has a name; a new one where the name was of another kind."""
+        """Return the inode of an existing name; a new inode if the name was of another kind."""
         inodes, node = self._session.inodes, parent.children.get(name)
-        # The kernel holds one kind for an inode.
+        # The kernel keeps one kind for an inode.
         if node is not None and node.body is None and node.kind not in {None, kind}:
             inodes.detach(parent, name)
         node = inodes.child(parent, name)
@@ -152,7 +152,7 @@ class Lookup:
         return True
 
     async def leads_here(self, node: Node, known: FileInfo | None = None) -> bool:
-        """Return whether the name of an open file still leads to it, by what is ``known`` or has been for ``TTL_S``."""
+        """Return whether an open file's name still leads to it, by ``known`` or an answer younger than ``TTL_S``."""
         body = node.body
         version = body.version if body is not None else None
         if version is not None and body is not None and body.pending.path is not None:
@@ -169,10 +169,10 @@ class Lookup:
         return node.is_attached
 
     async def look(self, node: Node) -> None:
-        """Have the name of an open file lead elsewhere where its path shows another version. Opens nothing.
+        """Make the name of an open file lead elsewhere if its path shows another version. Opens nothing.
 
         Raises:
-            OSError: ``ESTALE``: it leads elsewhere from now on; the kernel looks it up again.
+            OSError: ``ESTALE``: the name leads elsewhere from now on; the kernel looks it up again.
         """
         session = self._session
         while (body := node.body) is not None:
@@ -188,7 +188,7 @@ class Lookup:
                 continue
             if where is Leads.HERE:
                 if shown is Shown.SAME and asked.path is not None and asked.version is not None:
-                    # The store has just said so: the look-up behind this one need not ask again.
+                    # Remember the store's answer, so that the look-up after this one need not ask again.
                     session.attributes.remember(asked.path, asked.version.info)
                 return
             if where is Leads.ANEW and await self._took_up(node, body):
@@ -197,7 +197,7 @@ class Lookup:
             raise stale()
 
     def part(self, node: Node, body: OpenFile | None) -> None:
-        """Leave a version to its open handles: its name leads elsewhere from now on."""
+        """Leave a version to its open handles; its name leads elsewhere from now on."""
         if body is not None:
             body.pending.replaced_elsewhere()
         if node.parent is not None:
@@ -222,12 +222,12 @@ class Lookup:
         )
 
     async def _took_up(self, node: Node, body: OpenFile) -> bool:
-        """Have an open file become what its path shows; False where that is no file any more."""
+        """Make an open file the version that its path shows; return False if that is no file any more."""
         try:
             await self._session.wait(body.take_up)
         except (FileNotFoundError, IsADirectoryError):
             return False
-        # The kernel's pages are of what it was before.
+        # The kernel's pages belong to the former version.
         node.cached_version = None
         return True
 

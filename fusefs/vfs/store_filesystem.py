@@ -45,11 +45,11 @@ _STATE_VERSION = 1
 
 
 class StoreFileSystem(FileSystem):
-    """One mount of a store. A handler is returned as it is: handing it on costs no frame of its own.
+    """One mount of a store. Calls return the coroutine of the handler itself, which saves a frame per request.
 
     Args:
         files: The store's files.
-        place: Where random writes go.
+        place: Place of random writes.
     """
 
     hands_over_copies = True
@@ -68,7 +68,7 @@ class StoreFileSystem(FileSystem):
         self._transfer = _StateTransfer(session)
 
     def close(self) -> list[str]:
-        """Publish what was left open and end the threads, as ``Session.close``."""
+        """Publish files that are still open and end the threads; see ``Session.close``."""
         return self.session.close()
 
     @override
@@ -215,19 +215,19 @@ class StoreFileSystem(FileSystem):
 class _StateTransfer:
     """Both sides of a hand-over: inodes, handles and listings as JSON values, and back.
 
-    What was written is published first, so the next process finds every open file in the store
-    at its path. A file that is open and has no path any more, or whose path shows a newer
-    version, lives in the old process alone: the hand-over is refused, and says which file.
+    Written bytes are published first, so the next process finds every open file in the store
+    at its path. An open file that has lost its path, or whose path shows a newer
+    version, exists only in the old process. Then the hand-over is refused, and the error names the file.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
     async def handed_over(self) -> dict[str, Any]:
-        """Return the state, as ``FileSystem.handed_over``."""
+        """Return the state; see ``FileSystem.handed_over``."""
         session, handles = self._session, self._session.handles.files
         for node in {handle.node.number: handle.node for handle in handles.values()}.values():
-            # First of all: what the next process opens is what the store shows.
+            # Publish before anything else, because the next process opens the versions that the store shows.
             await session.wait(_publish, node)
             await session.wait(self._check_reopens, node)
         return {
@@ -258,7 +258,7 @@ class _StateTransfer:
         }
 
     async def taken_over(self, state: dict[str, Any]) -> None:
-        """Continue from a state, as ``FileSystem.taken_over``."""
+        """Continue from a state; see ``FileSystem.taken_over``."""
         if state.get("version") != _STATE_VERSION:
             raise StateError(
                 f"the mount comes with a state of version {state.get('version')}, this release reads "
@@ -266,15 +266,14 @@ class _StateTransfer:
             )
         session = self._session
         mine = session.files.store.location
-        location = from_text(state.get("store", as_text(mine)))  # older releases did not say
+        location = from_text(state.get("store", as_text(mine)))  # older releases did not send it
         if location != mine:
             raise StateError(f"the mount shows {location!r}, not {mine!r}; give the same store")
         session.owner = (state["owner"][0], state["owner"][1])
         session.inodes = InodeTable.resumed(state["nodes"])
-        # The kernel releases the old handles by their numbers: none of those may be given again.
+        # The kernel releases the old handles by their numbers, so none of these may be given again.
         session.handles.newest = state["next_handle"]
-        # Older releases sent none of these; they showed all opens of a path one version, and published at
-        # every close.
+        # Older releases did not send these: all opens of a path showed one version, and every close published.
         write_only, read_only = (set(state.get(n, ())) for n in ("write_only", "read_only"))
         versions = dict(state.get("versions", ()))
         for number, inode, appends in state["handles"]:
@@ -282,7 +281,7 @@ class _StateTransfer:
             if node.body is None:
                 path = node.path()
                 try:
-                    # Its bytes come when they are read: the whole mount waits for this.
+                    # Do not fetch the bytes at the open, because the whole mount waits for this.
                     opened = await session.wait(self._opened_again, path)
                 except OSError as error:
                     raise StateError(
@@ -296,7 +295,8 @@ class _StateTransfer:
                 node.body = OpenFile(session.files, session.place, path, opened)
             reads, writes = number not in write_only, number not in read_only
             node.opened(reads=reads, writes=writes)
-            # Whether past the page cache is not sent: what is read through it stays in memory as well.
+            # The state does not say which handles bypass the page cache, so bytes read through these stay in memory,
+            # too.
             session.handles.files[number] = Handle(
                 node, node.body, appends, reads=reads, writes=writes, kept=False
             )
@@ -316,7 +316,7 @@ class _StateTransfer:
             and not opened.is_known
             and self._session.files.opener.comes_whole(opened.info)
         ):
-            opened.close()  # a version so young is distinct from another by its bytes alone
+            opened.close()  # so young a version differs from another only by its bytes
             opened = self._session.files.open(path)
         return opened
 
@@ -324,7 +324,7 @@ class _StateTransfer:
         """Check that an open of the path finds the version that is open here.
 
         Raises:
-            StateError: It has no path, or another version is there.
+            StateError: The file has no path, or another version is there.
         """
         body = node.body
         assert body is not None, "it is open"

@@ -1,1 +1,1 @@
-"""Files that are open."""
+"""Open files."""

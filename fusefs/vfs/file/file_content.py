@@ -1,11 +1,11 @@
-"""Carries the states of a file's content out (``states``): the version, writer or spool that holds a file's bytes.
+"""The content of an open file, in the states of ``states``: the version, writer or spool that holds its bytes.
 
 ::
 
     FileContent --- opened   the newest version of the store
-         `--------- bytes    CleanContent | SequentialContent | SpooledContent: each knows how it is used
+         `--------- bytes    CleanContent | SequentialContent | SpooledContent, one for each state
 
-Nothing is locked and nothing is decided here; ``OpenFile`` does both.
+This module takes no locks and makes no decisions; ``OpenFile`` does both.
 """
 
 import errno
@@ -41,7 +41,7 @@ __all__ = [
 
 _COPY_BYTES = 8 << 20
 _GRANULE_BYTES = 64 << 10
-"""Most bytes fetched and published for a write of one byte."""
+"""Most bytes that are fetched and published for a write of one byte."""
 
 
 def granule_bytes_of(files: StripedFiles, path: str) -> int:
@@ -52,19 +52,19 @@ def granule_bytes_of(files: StripedFiles, path: str) -> int:
 def written_from(
     spool: Spool, base: Sequence[Segment], files: StripedFiles, path: str, *, most_ranges: int
 ) -> Content:
-    """Make what a spool holds durable and return the content to publish.
+    """Make the content of a spool durable and return the content to publish.
 
     Args:
         spool: The file.
-        base: Segments that the spool lies over and the content may keep; none where they
-            are gone, so that all of it is written.
-        files: Where to.
+        base: Segments below the spool, which the content may keep; none if they
+            are gone, so that the whole file is written.
+        files: The namespace to write to.
         path: Decides the striping.
-        most_ranges: As ``is_worn``.
+        most_ranges: Same as for ``is_worn``.
 
     Raises:
-        OSError: ``ESTALE`` where bytes are to be written anew that only a version holds
-            which another mount has replaced; what the store raised.
+        OSError: ``ESTALE``: bytes must be rewritten that only a version holds which another
+            mount has replaced; or the error of the store.
     """
     if base:
         changed = spool.granules.changed()
@@ -73,7 +73,7 @@ def written_from(
             if not changed:
                 return filled(plan, None)
             size, unit = sum(map(len, changed)), files.config.striping_of(path).unit
-            # Small units where small ranges are shown: a reader of one fetches, and compares, whole units.
+            # Use small units for small ranges, because a reader of one fetches, and compares, whole units.
             scattered = size < unit * len(changed)
             patch = files.writers.patch(
                 path,
@@ -99,14 +99,14 @@ def _bytes_of(spool: Spool, ranges: Sequence[range]) -> Iterator[bytes]:
 
 
 class SpooledContent:
-    """Bytes that lie here, over others that lie in the store.
+    """Bytes in a local spool, over a version in the store.
 
     Args:
         files: The namespace.
-        place: Where the spool lies.
+        place: Place of the spool.
         path: Decides the granule.
-        opened: The version underneath.
-        loose: Durable content that no manifest names, in its place: what was appended so far.
+        opened: The version below the spool.
+        loose: Durable content that no manifest names, used instead of the version: the bytes appended so far.
     """
 
     state = ContentState.SPOOLED
@@ -147,7 +147,7 @@ class SpooledContent:
 
     @property
     def needs_version(self) -> bool:
-        """Whether some bytes are read from the version underneath."""
+        """Whether some bytes are read from the version below the spool."""
         return self.spool.granules.num_missing() > 0
 
     def try_read(self, offset: int, size_bytes: int, process: int) -> bytes | None:
@@ -156,34 +156,34 @@ class SpooledContent:
         return self.spool.try_read(offset, size_bytes)
 
     def writes_now(self, path: str, offset: int, size_bytes: int) -> bool:
-        """Return whether a write would be taken without waiting for the store."""
+        """Return whether a write would be accepted without waiting for the store."""
         del path
         return self.spool.writes_now(offset, size_bytes)
 
     def seal(self, path: str, shown: Manifest | None, *, last: bool) -> Content:
-        """Make it durable and return the content to publish.
+        """Make the content durable and return it for publishing.
 
         Args:
-            path: Where to.
-            shown: The manifest of the version that is open.
-            last: Whether this is no flush in between: then more is written for a file in fewer ranges.
+            path: Path to publish at.
+            shown: The manifest of the open version.
+            last: Whether the file is closed; then more bytes may be written, to leave it with fewer ranges.
         """
         base = self._base if is_there(self._files, path, shown, self._base) else ()
         most_ranges = MOST_RANGES_CLOSED if last else MOST_RANGES
         return written_from(self.spool, base, self._files, path, most_ranges=most_ranges)
 
     def take_loose(self) -> Content:
-        """Return what no manifest names, once: a publish that fails may have named it."""
+        """Return the content that no manifest names, and forget it: a publish that fails may have named it."""
         loose, self._loose = self._loose, b""
         return loose
 
     def lies_over(self, opened: OpenVersion) -> None:
-        """Note that a version holds every byte as it is here."""
+        """Note that a version now holds every byte of the spool."""
         self._base = spliceable(opened.manifest)
         self.spool.published(opened.reader)
 
     def close(self, kept: Manifest | None) -> None:
-        """Let the bytes go, and what no manifest names but ``kept``."""
+        """Release the bytes, and the objects that no manifest but ``kept`` names."""
         self.spool.close()
         self._files.references.discard(self._loose, kept=kept)
 
@@ -215,7 +215,7 @@ class CleanContent:
     def __init__(self, files: StripedFiles, opened: OpenVersion | None) -> None:
         self._files = files
         self.version = opened
-        """Its reader may be asked without this file: content is not being changed."""
+        """Version whose reader may be used without this file, while the content is not being changed."""
 
     @property
     def size_bytes(self) -> int:
@@ -233,7 +233,7 @@ class CleanContent:
         return data
 
     def writes_now(self, path: str, offset: int, size_bytes: int) -> bool:
-        """Return whether a write would be taken without waiting for the store."""
+        """Return whether a write would be accepted without waiting for the store."""
         # A new file makes no request to the store before a unit is full.
         is_new = self.version is None and offset == 0
         return is_new and size_bytes < self._files.config.striping_of(path).unit
@@ -248,17 +248,17 @@ class CleanContent:
         return b""
 
     def lies_over(self, opened: OpenVersion) -> None:
-        """Be the bytes of another version from now on."""
+        """Use the bytes of another version from now on."""
         self.version = opened
 
     def close(self, kept: Manifest | None) -> None:
-        """Nothing is held but the version."""
+        """Do nothing, because only the version is held."""
 
     abandon = close
 
 
 class SequentialContent:
-    """Bytes appended, on their way to objects."""
+    """Appended bytes, on their way to objects."""
 
     state = ContentState.SEQUENTIAL
     version = None
@@ -274,7 +274,7 @@ class SequentialContent:
 
     @property
     def is_small(self) -> bool:
-        """Whether publishing it makes one small file."""
+        """Whether publishing it creates one small file."""
         return self.writer.is_small
 
     def try_read(self, offset: int, size_bytes: int, process: int) -> None:
@@ -282,7 +282,7 @@ class SequentialContent:
         del offset, size_bytes, process
 
     def writes_now(self, path: str, offset: int, size_bytes: int) -> bool:
-        """Return whether a write would be taken without waiting for the store."""
+        """Return whether a write would be accepted without waiting for the store."""
         del path
         return offset == self.writer.size_bytes and not self.writer.would_wait(size_bytes)
 
@@ -296,7 +296,7 @@ class SequentialContent:
         return b""
 
     def lies_over(self, opened: OpenVersion) -> None:
-        """The writer knows by itself what it wrote."""
+        """Do nothing, because the writer itself knows what it wrote."""
 
     def close(self, kept: Manifest | None) -> None:
         """End after the written bytes were published."""
@@ -308,19 +308,19 @@ class SequentialContent:
 
 
 class FileContent:
-    """Bytes of one open file, in one of three states.
+    """The bytes of one open file, in one of three states.
 
     Args:
         files: The namespace.
-        place: Where spools lie.
-        opened: The version that is there; None for a file that is created by this open.
+        place: Place of spools.
+        opened: The existing version; None for a file that is created by this open.
     """
 
     def __init__(self, files: StripedFiles, place: SpoolPlace, opened: OpenVersion | None) -> None:
         self._files = files
         self._place = place
         self.opened = opened
-        """The newest version of the store that is open, in every state."""
+        """Newest version of the store that is open, in every state."""
         self.bytes: CleanContent | SequentialContent | SpooledContent
         self.bytes = CleanContent(files, opened)
         """Present content; it answers every read and write."""
@@ -331,7 +331,7 @@ class FileContent:
         return self.opened.manifest if self.opened is not None else None
 
     def sequential(self, path: str) -> FileWriter:
-        """Have bytes at the end go straight to objects, from *clean*."""
+        """Send bytes appended at the end directly to objects; only from *clean*."""
         if not isinstance(self.bytes, SequentialContent):
             if self.opened is None or self.opened.reader.size_bytes == 0:
                 writer = self._files.writers.file(path)
@@ -342,32 +342,32 @@ class FileContent:
         return self.bytes.writer
 
     def emptied(self, path: str) -> None:
-        """Begin anew without a byte, *sequential*, from any state."""
+        """Start over as an empty file, *sequential*, from any state."""
         self._drop()
         self.bytes = SequentialContent(self._files.writers.file(path))
 
     def spooled(self, path: str) -> Spool:
-        """Have bytes anywhere go to a spool, from any state: what was appended becomes durable first."""
+        """Send writes at any place to a spool, from any state; appended bytes become durable first."""
         held = self.bytes
         if isinstance(held, SpooledContent):
             return held.spool
-        # Durable, so that it can be read back: what was sent to objects is nowhere else.
+        # Make them durable, so that they can be read back: objects are the only place of bytes that were sent.
         appended = held.writer.sync() if isinstance(held, SequentialContent) else None
         self.bytes = SpooledContent(self._files, self._place, path, self.opened, appended)
         return self.bytes.spool
 
     def clean(self) -> None:
-        """Read the version that is open: it holds what was written."""
+        """Read from the open version, which holds the written bytes."""
         if self.bytes.state is ContentState.CLEAN:
             return
         held, self.bytes = self.bytes, CleanContent(self._files, self.opened)
         held.close(self.manifest)
 
     def settle(self, path: str, content: Content) -> None:
-        """Wait until content that was sealed is durable, and check that it may be published.
+        """Wait until sealed content is durable, and check that it may be published.
 
         Raises:
-            OSError: ``ESTALE`` where another mount replaced what it builds on.
+            OSError: ``ESTALE``: another mount replaced the version that the content builds on.
         """
         if isinstance(self.bytes, SequentialContent):
             self.bytes.writer.settle()
@@ -376,15 +376,15 @@ class FileContent:
             raise OSError(errno.ESTALE, "another mount replaced what this builds on", path)
 
     def hold(self, opened: OpenVersion) -> None:
-        """Hold another version in place of what was open; bytes in a spool are its own."""
-        # Opened before this one goes: segments that both show are never without somebody who keeps them.
+        """Replace the open version by another one; bytes in a spool are not affected."""
+        # The new version is open before the old one closes, so segments of both always have a holder.
         if self.opened is not None:
             self.opened.close()
         self.opened = opened
         self.bytes.lies_over(opened)
 
     def close(self) -> None:
-        """Let everything go; what was not flushed is lost."""
+        """Release everything; unflushed bytes are lost."""
         self._drop()
         if self.opened is not None:
             self.opened.close()

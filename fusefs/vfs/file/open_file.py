@@ -1,9 +1,9 @@
-"""One open file, shared by all handles on it: the lock, the time and the order of what is done to it.
+"""One open file, shared by all its handles: the lock and the order of its changes.
 
 ::
 
-    OpenFile --- FileContent   where the bytes are      (which state each use needs: states)
-         `------ Unpublished   what the store does not show yet, and what a flush publishes
+    OpenFile --- FileContent   the bytes                   (``states`` says which state each use needs)
+       `------ Unpublished   changes that the store does not show yet, and what a flush publishes
 """
 
 import threading
@@ -42,18 +42,18 @@ class OpenFile:
 
     Args:
         files: The namespace.
-        place: Where random writes go.
+        place: Place of random writes.
         path: Where the file is published; None once it is unlinked.
-        opened: The version that is there; None for a file that is created by this open.
+        opened: The existing version; None for a file that is created by this open.
     """
 
     def __init__(
         self, files: StripedFiles, place: SpoolPlace, path: str, opened: OpenVersion | None
     ) -> None:
         self._files = files
-        # Reentrant: a rename holds it from before the store's call until the body knows, through calls that take it.
+        # Reentrant: a rename holds the lock from before the store's call until the body knows, and calls that take it.
         self.lock = threading.RLock()
-        """Held by each change and read of the content; the mount's loop only tries it."""
+        """Lock held by each change and read of the content; the mount's loop only tries it."""
         self.content = FileContent(files, place, opened)
         self.pending = Unpublished(
             path=path,
@@ -69,7 +69,7 @@ class OpenFile:
 
     @property
     def version(self) -> OpenVersion | None:
-        """The version of the store that this is; None while it is being changed here, and of one without a path."""
+        """The store's version of this file; None while the file is being changed here, or has no path."""
         return self.content.opened if self.pending.is_shown else None
 
     def read(self, offset: int, size_bytes: int, process: int) -> bytes | memoryview:
@@ -87,20 +87,20 @@ class OpenFile:
             return content.opened.reader.read(offset, size_bytes, process=process)
 
     def write(self, offset: int | None, data: bytes | memoryview) -> None:
-        """Write anywhere; a gap behind the end becomes zeroes.
+        """Write at any place; a gap past the end becomes zeroes.
 
         Args:
-            offset: First byte; None for the end, wherever it is by the time the file is free.
+            offset: First byte; None for the end at the time when the lock is taken.
             data: The bytes.
 
         Raises:
-            OSError: ``EFBIG`` where a spool would exceed its limit; ``ESTALE`` where another mount
-                replaced the file; what the store raised.
+            OSError: ``EFBIG``: a spool would exceed its limit; ``ESTALE``: another mount
+                replaced the file; or the error of the store.
         """
         with self.lock:
             self.pending.check_changes()
             content, path = self.content, self.pending.path or ""
-            # Under the lock: two appends at once must not both stand at the same end.
+            # Read the size under the lock, or two concurrent appends could use the same end.
             offset = self.size_bytes if offset is None else offset
             state = to_be_written(content.bytes.state, at_end=offset == self.size_bytes)
             if state is ContentState.SEQUENTIAL:
@@ -110,7 +110,7 @@ class OpenFile:
             self.pending.content_changed(time.time_ns())
 
     def truncate(self, size_bytes: int) -> None:
-        """Cut the file, or extend it with zeroes."""
+        """Truncate the file, or extend it with zeroes."""
         with self.lock:
             if size_bytes == self.size_bytes:
                 return
@@ -122,10 +122,10 @@ class OpenFile:
             self.pending.content_changed(time.time_ns())
 
     def set_attributes(self, attributes: Attributes) -> None:
-        """Note attributes that go out with the next flush.
+        """Note attributes, which the next flush publishes.
 
         Raises:
-            OSError: ``ENOSPC`` where extended attributes do not fit; ``ESTALE`` as ``write``.
+            OSError: ``ENOSPC``: the extended attributes do not fit; ``ESTALE``: as for ``write``.
         """
         if attributes.xattrs is not None:
             checked_xattrs(attributes.xattrs, self.pending.path)
@@ -134,12 +134,12 @@ class OpenFile:
             self.pending.attributes_changed(attributes)
 
     def flush(self, *, last: bool = True) -> None:
-        """Make everything durable and visible; with ``last`` false, writing likely goes on.
+        """Make everything durable and visible; with ``last`` false, writing will probably continue.
 
-        An unlinked file is published nowhere.
+        An unlinked file is not published.
 
         Raises:
-            OSError: ``ESTALE`` where another mount replaced what was changed here.
+            OSError: ``ESTALE``: another mount replaced the file that was changed here.
         """
         with self.lock:
             what, path = self.pending.flush(), self.pending.path
@@ -153,26 +153,26 @@ class OpenFile:
             self.pending.flushed()
             _hold(self, self._files.opener.open_published(path, content, done))
             if to_be_flushed(self.content.bytes.state, last=last) is ContentState.CLEAN:
-                # Only now: until the version is open, the writer alone knows the size of the file.
+                # Not earlier: until the version is open, only the writer knows the size of the file.
                 self.content.clean()
 
     def take_up(self) -> None:
         """Become the version that the path shows now. Only for a body without readers, whose bytes would change."""
         with self.lock:
-            # Asked again under the lock: it may have been changed, or unlinked, since that was decided.
+            # Check again under the lock: the file may have been changed, or unlinked, since the decision.
             if self.version is not None and self.pending.path is not None:
                 opened = self._files.open(self.pending.path)
                 self.content.clean()
                 _hold(self, opened)
 
     def close(self) -> None:
-        """Let everything go; what was not flushed is lost."""
+        """Release everything; unflushed content is lost."""
         with self.lock:
             self.content.close()
 
 
 def mode_of(body: OpenFile) -> int:
-    """Return the permission bits of an open file as of now."""
+    """Return the present permission bits of an open file."""
     if body.pending.attributes.mode is not None:
         return body.pending.attributes.mode
     opened = body.content.opened
@@ -180,7 +180,7 @@ def mode_of(body: OpenFile) -> int:
 
 
 def xattrs_of(body: OpenFile) -> dict[str, bytes]:
-    """Return the extended attributes of an open file as of now."""
+    """Return the present extended attributes of an open file."""
     pending, manifest = body.pending.attributes.xattrs, body.content.manifest
     if pending is not None:
         return dict(pending)
@@ -188,7 +188,7 @@ def xattrs_of(body: OpenFile) -> dict[str, bytes]:
 
 
 def _publish_attributes(files: StripedFiles, body: OpenFile, path: str) -> None:
-    """Give the version that is open here its attributes; another one at its path gets none."""
+    """Publish attributes for the version that is open here; another version at its path gets none."""
     opened = body.content.opened
     assert opened is not None, "a file without content yet is published whole"
     now = with_attributes(files, path, opened, body.pending.attributes)
@@ -202,7 +202,7 @@ def _publish_attributes(files: StripedFiles, body: OpenFile, path: str) -> None:
 
 
 def _publish(files: StripedFiles, body: OpenFile, path: str, content: Content) -> Published:
-    # A failed call may have published: what that may name is left to fsck.
+    # A failed call may have published, so objects that it may name are left to fsck.
     loose = body.content.bytes.take_loose()
     now = body.pending.attributes.over(body.content.manifest)
 
@@ -254,7 +254,7 @@ def flush_all(bodies: Iterable[OpenFile], *, within_s: float) -> list[str]:
                 return
             try:
                 body.flush()
-            # Whatever it is: this thread has other files to publish.
+            # Catch every error, because this thread has other files to publish.
             except Exception as error:  # noqa: BLE001 -- said, and the file is counted as lost
                 defect = None if isinstance(error, OSError | OmniloadError) else error
                 lost_path = body.pending.path
@@ -266,7 +266,7 @@ def flush_all(bodies: Iterable[OpenFile], *, within_s: float) -> list[str]:
 
     threads = _begun(publish, min(_AT_ONCE, len(left)))
     if not threads:
-        publish()  # here, one after the other: nothing is lost for want of a thread
+        publish()  # in this thread, one after the other, so that a lack of threads loses nothing
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
     lost = sorted(body.pending.path or "" for body in left if id(body) not in done)
@@ -278,10 +278,10 @@ def flush_all(bodies: Iterable[OpenFile], *, within_s: float) -> list[str]:
 
 
 def _begun(run: Callable[[], None], most: int) -> list[threading.Thread]:
-    """Return threads that run a function, as many as the system gives."""
+    """Return threads that run a function, as many as the system allows."""
     threads: list[threading.Thread] = []
     while len(threads) < most:
-        # A daemon: what is given up in the end must not keep the process.
+        # A daemon thread: a file that is given up must not keep the process from ending.
         thread = threading.Thread(target=run, name="fusefs-flush-all", daemon=True)
         try:
             thread.start()

@@ -1,7 +1,7 @@
-"""Renaming and removing what somebody here has open, so that no flush lands at a path it lost.
+"""Renaming and removing files that are open here, so that no flush publishes at a path that the file lost.
 
-A flush holds its body's lock while it publishes. So a call that takes a path away holds the
-lock of every body concerned from before the store's call until the body knows.
+A flush holds the lock of its body while it publishes. So a call that takes a path away holds the
+locks of all bodies concerned from before the store's call until the bodies know.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ __all__ = ["LeavingPaths", "moved", "remove_open", "rename_open"]
 
 
 class LeavingPaths:
-    """Paths that are being renamed, removed or replaced from here just now. Used on one thread."""
+    """Paths that this mount is renaming, removing or replacing at this moment. Used on one thread."""
 
     def __init__(self) -> None:
         self._paths: list[str] = []
@@ -27,8 +27,8 @@ class LeavingPaths:
 
     @contextmanager
     def changing(self, *paths: str) -> Iterator[None]:
-        """While paths change hands here, use no look that finds another mount's file at them."""
-        # A list and not a set: two changes of one path may overlap.
+        """While this mount changes the paths, ignore looks that find another mount's file at them."""
+        # A list, not a set, because two changes of one path may overlap.
         self._paths += paths
         try:
             yield
@@ -62,12 +62,12 @@ def rename_open(
     moving: Sequence[OpenFile],
     replaced: OpenFile | None,
 ) -> None:
-    """Rename a file or directory with open bodies below it, over a file that may be open.
+    """Rename a file or directory with open bodies below it, replacing a file that may be open.
 
-    A source that the store does not show yet is renamed here alone: its flush will
+    A source that the store does not show yet is renamed only here: its flush will
     replace the target.
     """
-    # In one order everywhere: two renames that meet must not each hold what the other waits for.
+    # Lock in a fixed order, so that two concurrent renames cannot wait for each other.
     bodies = sorted({*moving, *([replaced] if replaced is not None else [])}, key=id)
     with ExitStack() as locks:
         for body in bodies:
@@ -78,7 +78,7 @@ def rename_open(
             _keep_content(replaced)
         pending = any(body.pending.path == source and not body.pending.published for body in moving)
         if pending:
-            # It may have been renamed over a file before, which its path must not bring back.
+            # The source may have been renamed over a file before, which must not reappear at the path.
             with suppress(FileNotFoundError):
                 files.names.remove(source)
             for above in {parent_of(source), parent_of(target)}:
@@ -103,20 +103,20 @@ def moved(body: OpenFile, path: str) -> None:
 
 
 def _keep_content(body: OpenFile) -> None:
-    """Copy a plain version aside before its path is taken away from it, unless it is gone from there."""
+    """Copy a plain version before its path is taken away, unless it has already left the path."""
     with body.lock, stale_suppressed():
         if _reads_path(body.content):
             body.content.spooled(body.pending.path or "").hold_all()
 
 
 def _check_place(body: OpenFile) -> None:
-    """Before a rename, leave a path that shows another version: that one is renamed. May ask the store."""
+    """Before a rename, leave a path that shows another version, which is the one renamed. May ask the store."""
     opened = body.content.opened
     if _reads_path(body.content) and opened is not None and opened.place.is_gone():
         body.pending.replaced_elsewhere()
 
 
 def _reads_path(content: FileContent) -> bool:
-    """Whether reads go to the plain file at its path itself, and depend on its staying there."""
+    """Return whether reads use the plain file at its path, and so depend on its staying there."""
     opened = content.opened
     return content.bytes.needs_version and opened is not None and opened.reads_path

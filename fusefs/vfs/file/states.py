@@ -1,6 +1,6 @@
-"""The states of an open file: where its bytes are, and what of it the store does not show yet. No I/O.
+"""The states of an open file: the place of its bytes, and its changes that the store does not show yet. No I/O.
 
-Its content has three, and a table says which one each use needs:
+The content has three states, and a table gives the state that each use needs:
 
 ::
 
@@ -13,10 +13,10 @@ Its content has three, and a table says which one each use needs:
     sequential   sequential           spooled                  sequential    clean, or spooled
     spooled      spooled              spooled                  sequential    spooled
 
-*Clean*: a version of the store, read through the cache. *Sequential*: bytes appended go
-straight to the objects. *Spooled*: what was written lies in a local temporary file, over
-the version underneath; a flush writes what changed as a segment of its own and splices it
-in, or the whole file where that is better: HDFS and object stores only write front to back.
+*Clean*: a version of the store, read through the cache. *Sequential*: appended bytes go
+straight to the objects. *Spooled*: written bytes are in a local temporary file, over
+the version below. A flush writes the changes as a segment of its own and splices it
+in, or writes the whole file if that is better, because HDFS and object stores only write front to back.
 
 Content, or attributes alone, may wait to be published:
 
@@ -27,7 +27,7 @@ Content, or attributes alone, may wait to be published:
       |<------- flushed --------+----------<-------------+
       +--------content---------------------------------->+
 
-A file whose path shows a version of another mount is *replaced*: it is read, and changes no more.
+A file whose path shows a version of another mount is *replaced*: it can be read, but not changed any more.
 """
 
 import errno
@@ -57,47 +57,47 @@ class Flush(Enum):
 
 @dataclass(slots=True)
 class Unpublished:
-    """State of one open file."""
+    """Unpublished changes of one open file."""
 
     path: str | None
     """Path at which the file is published; None once it is unlinked or replaced."""
     change_ns: int
     """Time of the last change of content."""
     dirty: bool
-    """Whether there is content, or attributes, that is not published."""
+    """Whether content or attributes are unpublished."""
     published: bool
-    """Whether the store shows something of this file at ``path``."""
+    """Whether the store shows some version of this file at ``path``."""
     attributes: Attributes = field(default_factory=Attributes)
     only_attributes: bool = False
-    """Whether it is attributes alone that are not published."""
+    """Whether only attributes are unpublished."""
     replaced: bool = False
     """Whether its path shows a version of another mount."""
 
     @property
     def mtime_ns(self) -> int:
-        """Time of the last change of content, or what was set since."""
+        """Time of the last change of content, or the time that was set since."""
         set_to = self.attributes.mtime_ns
         return set_to if set_to is not None else self.change_ns
 
     @property
     def is_shown(self) -> bool:
-        """Whether the store shows all of it at its path."""
+        """Whether the store shows the whole file at its path."""
         return not self.dirty and self.path is not None
 
     def check_changes(self) -> None:
-        """Check that it may change.
+        """Check that the file may change.
 
         Raises:
-            OSError: ``ESTALE``.
+            OSError: ``ESTALE``: another mount replaced it.
         """
         if self.replaced:
             raise OSError(errno.ESTALE, "another mount replaced the file; open it again")
 
     def content_changed(self, now_ns: int) -> None:
-        """Note a change of content, which has a time of its own."""
+        """Note a change of content, which sets its own time."""
         self.only_attributes = False
         self.change_ns = now_ns
-        # A time that was set is of the content before it: ``tar`` sets it behind its last write.
+        # A time that was set belongs to the content before this change: ``tar`` sets it after its last write.
         if self.attributes.mtime_ns is not None:
             self.attributes = replace(self.attributes, mtime_ns=None)
         self.dirty = True
@@ -110,10 +110,10 @@ class Unpublished:
         self.dirty = True
 
     def flush(self) -> Flush:
-        """Return what a flush has to publish. An unlinked file is published nowhere.
+        """Return what a flush has to publish. An unlinked file is not published.
 
         Raises:
-            OSError: ``ESTALE`` where another mount replaced what was changed here.
+            OSError: ``ESTALE``: another mount replaced the file that was changed here.
         """
         if not self.dirty:
             return Flush.NOTHING
@@ -123,7 +123,7 @@ class Unpublished:
         return Flush.CONTENT if self.path is not None else Flush.NOTHING
 
     def flushed(self) -> None:
-        """Note that what ``flush`` said was published, or that attributes found their version gone."""
+        """Note that the result of ``flush`` was published, or that attributes found their version gone."""
         self.only_attributes = self.dirty = False
         self.published = True
 
@@ -133,11 +133,11 @@ class Unpublished:
         self.change_ns = mtime_ns
 
     def unlinked(self) -> None:
-        """Note that nothing is at its path any more: it is published nowhere."""
+        """Note that the file lost its path, so it is not published."""
         self.path = None
 
     def replaced_elsewhere(self) -> None:
-        """Leave the path to another version; this one stays to be read, as far as its objects do."""
+        """Leave the path to another version; this one can be read as long as its objects exist."""
         self.path, self.replaced = None, True
 
 
@@ -157,7 +157,7 @@ def to_be_written(state: ContentState, *, at_end: bool) -> ContentState:
 
 
 def to_be_resized(size_bytes: int) -> ContentState:
-    """Return the state that takes a cut, or an extension with zeroes, from any state."""
+    """Return the state that can truncate, or extend with zeroes, from any state."""
     # An emptied file needs none of its bytes, so a file that is written anew needs no spool.
     return ContentState.SPOOLED if size_bytes else ContentState.SEQUENTIAL
 
@@ -167,8 +167,8 @@ def to_be_read(state: ContentState, *, is_shown: bool) -> ContentState:
 
     Args:
         state: The state before.
-        is_shown: Whether the store shows every byte at the file's path: then what was appended is open as
-            it was published. Else it must come back from where it is on its way to.
+        is_shown: Whether the store shows every byte at the file's path: then appended bytes are read from the
+            published version. Otherwise they must be read back from where they were sent.
     """
     if state is ContentState.SEQUENTIAL:
         return ContentState.CLEAN if is_shown else ContentState.SPOOLED
@@ -176,5 +176,5 @@ def to_be_read(state: ContentState, *, is_shown: bool) -> ContentState:
 
 
 def to_be_flushed(state: ContentState, *, last: bool) -> ContentState:
-    """Return the state after a flush; with ``last`` false, writing likely goes on."""
+    """Return the state after a flush; with ``last`` false, writing will probably continue."""
     return ContentState.CLEAN if last and state is ContentState.SEQUENTIAL else state
