@@ -172,8 +172,8 @@ def _attr(entry: Entry) -> bytes:
     return _ATTR.pack(
         entry.inode,
         entry.size_bytes,
-        (entry.size_bytes + 511)
-        >> 9,  # in units of 512 bytes, whatever block size is recommended (stat(2))
+        # In units of 512 bytes, whatever block size is recommended (stat(2)).
+        (entry.size_bytes + 511) >> 9,
         *times_s,
         *times_ns,
         entry.mode,

@@ -87,9 +87,7 @@ def start_daemon(
         try:
             _give(process, settings)
             answer = pipe.read()
-        except (
-            BaseException
-        ):  # most of all Ctrl-C: the mount would stay, and nobody would know of it
+        except BaseException:  # above all Ctrl-C: nobody would know of the remaining mount
             _take_back(process, mountpoint)
             raise
     if answer != _READY:
