@@ -248,9 +248,8 @@ def _paired(lines: Iterable[StageEvent]) -> tuple[list[Run], int, int]:
         if line.event == "begin":
             begins.append(time_ns)
             continue
-        if ended == len(
-            begins
-        ):  # an end without a begin: the log began in the middle, or its head was cut off
+        # An end without a begin: the log began in the middle, or its head was cut off.
+        if ended == len(begins):
             strays += 1
             continue
         begin_ns, ended = begins[ended], ended + 1

@@ -174,9 +174,8 @@ class Snapshotter:
             self._store.forget(found)
             # The removal may take long, so it runs without the lock, under a name that belongs to no snapshot.
             gone = self._folder / f"gone-{found.number}"
-            with suppress(
-                OSError
-            ):  # containerd no longer knows it; the next cleanup takes the rest
+            # containerd no longer knows the snapshot; the next cleanup takes the rest.
+            with suppress(OSError):
                 Path(self._path(found.number)).rename(gone)
         take_away(gone)
         if found.is_lazy:

@@ -319,9 +319,8 @@ class ServedImages:
         with self._lock:
             found = self._known.get(str(reference))
             if found is None:
-                if (
-                    len(self._known) >= MAX_IMAGES
-                ):  # references that led to nothing are forgotten first
+                # References that led to nothing are forgotten first.
+                if len(self._known) >= MAX_IMAGES:
                     self._known = {name: each for name, each in self._known.items() if each.served}
                 if len(self._known) >= MAX_IMAGES:
                     _log.warning("%d images are shown; %s is one too many", MAX_IMAGES, reference)
