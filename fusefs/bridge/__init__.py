@@ -1,1 +1,1 @@
-"""Between the kernel and a file system: neutral handlers, and the bindings that speak FUSE."""
+"""The layer between the kernel and a file system: neutral handlers, and the bindings that speak FUSE."""

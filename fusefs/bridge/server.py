@@ -14,7 +14,7 @@ __all__ = ["chosen", "serve"]
 
 
 def _nobody_waits() -> None:
-    """Report the mount, or that another process has it, to no process."""
+    """Report nothing, because no process waits for the mount or its hand-over."""
 
 
 def serve(
@@ -28,33 +28,33 @@ def serve(
 ) -> None:
     """Mount, answer until unmounted or asked to end by SIGTERM, SIGINT or SIGHUP, unmount.
 
-    For the main thread of a process of its own, which must not touch the mount itself: it
-    would wait for its own answer.
+    This call is for the main thread of a process of its own. The process must not touch the mount itself,
+    because it would wait for its own answer.
 
     Args:
-        filesystem: What is shown.
+        filesystem: The file system to show.
         mountpoint: An empty directory.
         options: The kernel's side.
-        name: What ``mount`` and ``df`` call it.
+        name: Name of the mount in ``mount`` and ``df``.
         ready: Called once, when the mount is usable.
-        let_go: Called where another process has taken the mount over, before that one is ready.
+        let_go: Called if another process has taken the mount over, before that process is ready.
 
     Raises:
-        ConfigError: The binding that was asked for is not installed.
+        ConfigError: The chosen binding is not installed.
         StateError: The mount point cannot be mounted on.
     """
     options = options or BridgeOptions()
     target = os.path.realpath(mountpoint)
     # A second mount would hide the first, and nobody could then reach the first mount's daemon by its mount point.
     if not options.take_over and fuse_mount_at(target) is not None:
-        # An image keeps no state to hand over: no remedy is named that would be refused.
+        # An image keeps no state to hand over, so the message must not name a remedy that would be refused.
         can_go_on = type(filesystem).handed_over is not FileSystem.handed_over
         goes_on = ", or go on with it: --take-over" if can_go_on else ""
         raise StateError(f"{mountpoint!r} is a mount already; unmount it{goes_on}")
     if chosen(options) == "device":
         device_binding.serve(filesystem, mountpoint, options, name=name, ready=ready, let_go=let_go)
         return
-    # Here and not above: pyfuse3 and trio are an extra, which the other binding does without.
+    # Import it here, because pyfuse3 and trio are an extra, which the other binding does not need.
     from fusefs.bridge.libfuse import binding  # noqa: PLC0415
 
     binding.serve(filesystem, mountpoint, options, name=name, ready=ready, let_go=let_go)
@@ -63,14 +63,14 @@ def serve(
 def chosen(options: BridgeOptions) -> str:
     """Return the binding that serves.
 
-    For ``auto`` our own for root, or where libfuse's is not installed. A mount that is taken over is
-    always served by our own, whatever began it: libfuse begins with INIT, which was long ago.
+    ``auto`` means our own binding for root, or if that of libfuse is not installed. A mount that is taken over is
+    always served by our own binding, because libfuse begins with INIT, which was answered long ago.
     """
     if options.take_over:
         return "device"
     if options.bridge != "auto":
         return options.bridge
-    # Root mounts, passes through and sets read-ahead by itself there; a user keeps the binding that distributions
-    # support (docs/design/fusefs/0012).
+    # With our own binding, root mounts, passes files through and sets read-ahead itself; a user keeps the binding
+    # that distributions support (docs/design/fusefs/0012).
     has_pyfuse3 = all(importlib.util.find_spec(name) for name in ("pyfuse3", "trio"))
     return "device" if os.geteuid() == 0 or not has_pyfuse3 else "pyfuse3"

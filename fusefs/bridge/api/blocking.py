@@ -1,7 +1,7 @@
-"""A file system whose calls simply block, as the bindings want it.
+"""An adapter for a file system whose calls simply block.
 
-What waits for nothing (a tree in memory) is named in ``inline`` and costs no thread; reads
-are first tried in place. All else runs in worker threads.
+Calls that never wait (a tree in memory) are named in ``inline`` and need no thread. Reads
+are first tried on the mount's thread. All other calls run in worker threads.
 """
 
 import errno
@@ -26,23 +26,23 @@ class BlockingFileSystem(Protocol):
     """
 
     inline: ClassVar[frozenset[str]] = frozenset()
-    """Names of calls that never wait: they run on the mount's own thread."""
+    """Names of calls that never wait, and so run on the mount's own thread."""
     never_changes: ClassVar[bool] = False
     """Whether names and bytes never change, so that the kernel may keep listings and pages."""
     unasked: frozenset[str] = frozenset()
     """Same as ``FileSystem.unasked``."""
 
     def lookup(self, parent: int, name: bytes) -> Entry:
-        """Find a name in a directory; an ``Entry`` of inode 0 lets the kernel remember that it is not there."""
+        """Find a name in a directory; an ``Entry`` of inode 0 lets the kernel remember that the name does not exist."""
 
     def getattr(self, inode: int) -> Entry:
         """Describe an inode."""
 
     def listing(self, inode: int) -> Sequence[Named]:
-        """Describe what is directly in a directory."""
+        """Describe the entries of a directory."""
 
     def readlink(self, inode: int) -> bytes:
-        """Return where a symbolic link points."""
+        """Return the target of a symbolic link."""
 
     def open(self, inode: int, flags: int) -> Opened:
         """Open a file."""
@@ -60,7 +60,7 @@ class BlockingFileSystem(Protocol):
         """Return the extended attributes."""
 
     def statfs(self) -> Space:
-        """Describe the room."""
+        """Describe the space of the file system."""
 
 
 class Threaded(FileSystem):
@@ -68,7 +68,7 @@ class Threaded(FileSystem):
 
     Args:
         blocking: The tree.
-        workers: Calls that may wait at a time.
+        workers: Most calls that may wait at a time.
     """
 
     def __init__(self, blocking: BlockingFileSystem, workers: int = 16) -> None:

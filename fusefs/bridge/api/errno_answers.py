@@ -1,4 +1,4 @@
-"""From exceptions to errnos: every handler ends in an answer or an errno; any other exception would end the mount."""
+"""Errnos for exceptions. Every handler ends in an answer or an errno, because any exception would end the mount."""
 
 import errno
 
@@ -30,16 +30,16 @@ def errno_of(error: BaseException) -> int:
 
 
 def errno_answered(request: str, error: BaseException) -> int:
-    """Return the errno that answers a request whose handler raised, and log what a user should know.
+    """Return the errno for a request whose handler raised, and log errors that a user should know.
 
     Args:
         request: Name of the request, for the log.
-        error: What the handler raised.
+        error: The exception of the handler.
     """
     if isinstance(error, OSError | OmniloadError | ValueError):
         # Errno 0 would be a valid answer: for a read, the end of the file.
         number = errno_of(error) or errno.EIO
-        # A name that is not there is every day's; only what a user should act on is worth a line.
+        # A missing name is normal; only errors that a user should act on are worth a line of the log.
         level = _LOG.error if isinstance(error, OmniloadError) else _LOG.debug
         level("%s: %s (%s)", request, error, errno.errorcode.get(number, number))
         return number

@@ -40,10 +40,10 @@ class BridgeOptions(StrictModel):
 
 
 def require_text(*given: str) -> None:
-    """Refuse what no settings hold: they go to the daemon as JSON.
+    """Refuse text that settings cannot hold, because they go to the daemon as JSON.
 
     Raises:
-        ConfigError: One has bytes that are no UTF-8.
+        ConfigError: A text has bytes that are not UTF-8.
     """
     for value in given:
         try:

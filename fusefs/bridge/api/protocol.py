@@ -38,16 +38,16 @@ __all__ = [
     "only_reads",
 ]
 
-# The kernel's own number for it (FUSE_ROOT_ID).
+# The kernel's own number of the root (FUSE_ROOT_ID).
 ROOT_INODE = 1
 Data = bytes | memoryview
 
 
 class Entry(NamedTuple):
-    """An inode as the kernel gets it.
+    """An inode in the form that the kernel gets.
 
-    ``inode`` 0 as the answer of ``lookup`` says that the name is not there and that the
-    kernel may keep that for ``entry_timeout_s``; ``FileNotFoundError`` says it for now only.
+    ``inode`` 0 as the answer of ``lookup`` means that the name does not exist, and that the
+    kernel may remember this for ``entry_timeout_s``. After ``FileNotFoundError`` the kernel remembers nothing.
     """
 
     inode: int
@@ -61,15 +61,15 @@ class Entry(NamedTuple):
     """Number of a device node, as ``os.makedev`` makes it."""
     mtime_ns: int = 0
     atime_ns: int | None = None
-    """None: as ``mtime_ns``."""
+    """Access time in nanoseconds; None: the same as ``mtime_ns``."""
     ctime_ns: int | None = None
     """Change time in nanoseconds; None: the same as ``mtime_ns``."""
     block_bytes: int = 4096
     """Block size that ``st_blksize`` recommends to readers."""
     entry_timeout_s: float = 1.0
-    """How long the kernel may assume that the name leads to this inode."""
+    """Seconds in which the kernel may assume that the name leads to this inode."""
     attr_timeout_s: float = 1.0
-    """How long the kernel may keep the attributes."""
+    """Seconds in which the kernel may keep the attributes."""
     generation: int = 0
 
 
@@ -79,13 +79,13 @@ class Opened(NamedTuple):
     handle: int
     """Number of the open file or directory; no other one that is open has the same number."""
     keep_cache: bool = False
-    """Whether what the kernel's page cache holds of the inode is still right."""
+    """Whether the kernel's page cache of the inode is still valid."""
     direct_io: bool = False
-    """Whether every read shall come here, past the page cache."""
+    """Whether every read comes here, bypassing the page cache."""
     local_fd: int | None = None
-    """An open descriptor of a local file with exactly these bytes, for a read-only open.
+    """Open descriptor of a local file with exactly these bytes, for a read-only open.
 
-    A kernel that can reads it without asking here again. The binding owns it from now on.
+    A kernel with passthrough reads the file without further requests. The binding owns the descriptor from now on.
     """
 
 
@@ -108,7 +108,7 @@ class Change(NamedTuple):
 
 
 class Space(NamedTuple):
-    """Room of a file system, as ``statvfs`` has it."""
+    """Space of a file system, in the fields of ``statvfs``."""
 
     block_bytes: int = 4096
     blocks: int = 0
@@ -123,23 +123,23 @@ class Kernel(Protocol):
 
     @property
     def can_pass_through(self) -> bool:
-        """Whether a ``local_fd`` is of use: the kernel reads such files by itself."""
+        """Whether the kernel can use a ``local_fd``, which it then reads by itself."""
 
     def passes_through(self, inode: int) -> bool:
-        """Whether the kernel reads an open inode from its local copy now.
+        """Return whether the kernel reads an open inode from its local copy now.
 
-        Every further open of it is answered from the same copy until the last is closed.
+        Every further open of the inode uses the same copy until the last handle is closed.
         """
 
     def outdated(self, inode: int) -> None:
-        """Have the kernel ask for the attributes of an inode again when it next needs them."""
+        """Make the kernel ask again for the attributes of an inode when it next needs them."""
 
 
 class FileSystem(Protocol):
     """A tree of files. Inherit to get the defaults: read-only, no links, no attributes."""
 
     hands_over_copies: bool = False
-    """Whether the kernel may be given local copies to read by itself. It then lets one overlay less be
+    """Whether the kernel may be given local copies to read by itself. The kernel then allows one overlay less to be
     stacked on the mount."""
 
     unasked: frozenset[str] = frozenset()
@@ -148,7 +148,7 @@ class FileSystem(Protocol):
     attribute."""
 
     def connected(self, kernel: Kernel) -> None:
-        """Learn what the binding can do; called once before the first request."""
+        """Take note of the binding's abilities; called once before the first request."""
 
     # Names
 
@@ -157,11 +157,11 @@ class FileSystem(Protocol):
         raise NotImplementedError
 
     def advertised(self, inode: int) -> None:
-        """Count a lookup: the kernel was given this inode as part of a listing; nothing to do where none is counted."""
+        """Count a look-up: a listing gave the kernel this inode. Do nothing if look-ups are not counted."""
         del inode
 
     def forget(self, inode: int, lookups: int) -> None:
-        """Give up lookups; at none the kernel never mentions the inode again before a new lookup."""
+        """Forget look-ups; after the last, the kernel does not mention the inode again before a new look-up."""
         del inode, lookups
 
     async def opendir(self, inode: int) -> Opened:
@@ -176,7 +176,7 @@ class FileSystem(Protocol):
         """Close a directory."""
 
     async def readlink(self, inode: int) -> bytes:
-        """Return where a symbolic link points."""
+        """Return the target of a symbolic link."""
         raise OSError(errno.EINVAL, "not a symbolic link")
 
     async def mkdir(self, parent: int, name: bytes, mode: int) -> Entry:
@@ -184,7 +184,7 @@ class FileSystem(Protocol):
         raise _read_only()
 
     async def mknod(self, parent: int, name: bytes, mode: int, rdev: int) -> Entry:
-        """Make a file, pipe, socket or device node."""
+        """Create a file, pipe, socket or device node."""
         raise _read_only()
 
     async def symlink(self, parent: int, name: bytes, target: bytes) -> Entry:
@@ -196,7 +196,7 @@ class FileSystem(Protocol):
         raise _read_only()
 
     async def unlink(self, parent: int, name: bytes) -> None:
-        """Remove a name that is no directory's."""
+        """Remove the name of anything but a directory."""
         raise _read_only()
 
     async def rmdir(self, parent: int, name: bytes) -> None:
@@ -206,7 +206,7 @@ class FileSystem(Protocol):
     async def rename(
         self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
     ) -> None:
-        """Rename; ``flags`` as of ``renameat2``."""
+        """Rename; ``flags`` are those of ``renameat2``."""
         raise _read_only()
 
     # Attributes
@@ -216,7 +216,7 @@ class FileSystem(Protocol):
         raise NotImplementedError
 
     async def setattr(self, inode: int, change: Change, handle: int | None) -> Entry:
-        """Change attributes; ``handle`` is set where a handle was used for it."""
+        """Change attributes; ``handle`` is set if the caller used a handle."""
         raise _read_only()
 
     async def getxattr(self, inode: int, name: bytes) -> bytes:
@@ -236,31 +236,31 @@ class FileSystem(Protocol):
         raise _read_only()
 
     async def statfs(self) -> Space:
-        """Describe the room."""
+        """Describe the space of the file system."""
         return Space()
 
     # Content
 
     async def open(self, inode: int, flags: int) -> Opened:
-        """Open a file; ``flags`` as of ``open``, ``O_TRUNC`` included."""
+        """Open a file; ``flags`` are those of ``open``, including ``O_TRUNC``."""
         raise NotImplementedError
 
     async def create(self, parent: int, name: bytes, mode: int, flags: int) -> tuple[Opened, Entry]:
-        """Make and open a file; counts as a lookup of its inode."""
+        """Create and open a file; counts as a look-up of its inode."""
         raise _read_only()
 
     async def read(self, handle: int, offset: int, size_bytes: int) -> Data:
         """Return a range, cut at the end of the file and nowhere else.
 
         The buffer is written to the kernel as it is: a view of cached memory is not copied.
-        It must keep its bytes until the call's answer is out.
+        It must keep its bytes until the answer is sent.
         """
         raise NotImplementedError
 
     async def write(self, handle: int, offset: int, data: Data) -> int:
-        """Write and return how many bytes were taken.
+        """Write bytes and return how many were accepted.
 
-        ``data`` lies in the binding's buffer: a call that awaits, or keeps it, copies it first.
+        ``data`` is in the binding's buffer, so a call that awaits, or keeps the bytes, must copy them first.
         """
         raise _read_only()
 
@@ -272,28 +272,28 @@ class FileSystem(Protocol):
         del handle
 
     async def fsync(self, handle: int) -> None:
-        """Make durable what is written."""
+        """Make the written bytes durable."""
         del handle
 
     async def fsyncdir(self, handle: int) -> None:
-        """Make durable the names in an open directory; nothing to do for a file system that changes none."""
+        """Make the names in an open directory durable; do nothing in a file system that changes none."""
         del handle
 
     async def release(self, handle: int) -> None:
-        """The last descriptor of the handle is gone."""
+        """Act on the close of the handle's last descriptor."""
 
     # Hand-over to another process
 
     async def handed_over(self) -> dict[str, Any]:
-        """Return all that another process needs to answer for the open inodes and handles, as JSON values.
+        """Return the state that another process needs to answer for the open inodes and handles, as JSON values.
 
         Raises:
-            StateError: It cannot be handed over now; the mount goes on here.
+            StateError: The state cannot be handed over now; this process keeps the mount.
         """
         raise StateError(f"{type(self).__name__} cannot be handed over; unmount and mount it anew")
 
     async def taken_over(self, state: dict[str, Any]) -> None:
-        """Continue from what another process handed over.
+        """Continue from the state that another process handed over.
 
         Raises:
             StateError: The state is of another version or does not fit.
@@ -302,8 +302,8 @@ class FileSystem(Protocol):
 
 
 def only_reads(flags: int) -> bool:
-    """Return whether an open changes nothing of a file that is there, by its ``flags`` as of ``open``."""
-    # O_RDONLY with O_TRUNC cuts the file, though its descriptor may not write.
+    """Return whether an open with these ``flags`` of ``open`` changes nothing of an existing file."""
+    # O_RDONLY with O_TRUNC truncates the file, though its descriptor may not write.
     return flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY
 
 

@@ -14,7 +14,7 @@ __all__ = ["Handling", "all_done", "in_thread", "result_of", "run_blocking"]
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 Handling = Coroutine[Future[Any], None, Result]
-"""A handler under way: yields what it waits for, returns its answer."""
+"""A handler under way: yields the futures that it waits for, returns its answer."""
 
 
 class _Wait:
@@ -27,7 +27,7 @@ class _Wait:
 
     def __await__(self) -> Generator[Future[Any], None, None]:
         for future in self._futures:
-            # A future that is done costs no turn of the loop: a handler that waits for none ends in its first step.
+            # A finished future costs no turn of the loop: a handler without unfinished ones ends in its first step.
             if not future.done():
                 yield future
 
@@ -39,7 +39,7 @@ async def result_of(future: "Future[Result]") -> Result:
 
 
 async def all_done(futures: Iterable[Future[Any]]) -> None:
-    """Wait until every future is done; their errors are left in them."""
+    """Wait until every future is done; errors stay in the futures."""
     await _Wait(futures)
 
 
@@ -49,16 +49,16 @@ async def in_thread(
     *arguments: Arguments.args,
     **named: Arguments.kwargs,
 ) -> Result:
-    """Run a call that blocks in a pool and wait for its result."""
+    """Run a blocking call in a pool and wait for its result."""
     return await result_of(pool.submit(call, *arguments, **named))
 
 
 def run_blocking(handling: Handling[Result]) -> Result:
-    """Run a handler to its end in this thread: for tests and for what runs before the mount."""
+    """Run a handler to its end in this thread: for tests, and for work before the mount."""
     try:
         while True:
             future = handling.send(None)
-            future.exception()  # waits; the handler looks at the result by itself
+            future.exception()  # waits; the handler itself looks at the result
     except StopIteration as stop:
         result: Result = stop.value
         return result

@@ -41,8 +41,9 @@ __all__ = ["MAX_PAGES", "Agreement", "agreement", "attach", "attach_as_root", "d
 
 MAX_PAGES = 256
 """Pages of the largest request: 1 MiB, the kernel's own limit unless its sysctl is raised."""
-# No READDIRPLUS_AUTO: libfuse has every listing bring attributes, and a mount may pass from it to this binding. No
-# WRITEBACK_CACHE: the kernel would own sizes and times, which another mount may change (docs/design/fusefs/0011).
+# Without READDIRPLUS_AUTO: with libfuse every listing brings attributes, and a mount may pass from it to this
+# binding. Without WRITEBACK_CACHE: the kernel would own sizes and times, which another mount may change
+# (docs/design/fusefs/0011).
 _WANTED = (
     Init.ASYNC_READ
     | Init.ATOMIC_O_TRUNC
@@ -59,7 +60,7 @@ _WANTED = (
 )
 _LOG = get_logger(__name__)
 _BEGINS_WITHIN_S = 30.0
-"""For the kernel's first request, which it sends while it mounts."""
+"""Seconds for the kernel's first request, which it sends while it mounts."""
 
 
 def attach(target: str, options: BridgeOptions, name: str) -> int:
@@ -68,10 +69,10 @@ def attach(target: str, options: BridgeOptions, name: str) -> int:
     Args:
         target: Real path of the mount point.
         options: The kernel's side.
-        name: What ``mount`` and ``df`` call it.
+        name: Name of the mount in ``mount`` and ``df``.
 
     Raises:
-        ConfigError: fusermount3 is not installed, and we are not root.
+        ConfigError: fusermount3 is not installed, and this process is not root.
         StateError: The kernel or fusermount3 refuses.
     """
     device = attach_as_root(target, options, name) if os.geteuid() == 0 else None
@@ -83,7 +84,7 @@ def attach(target: str, options: BridgeOptions, name: str) -> int:
 
 
 def detach(target: str) -> None:
-    """Take the mount away from its place; open files stay as long as the daemon answers."""
+    """Unmount from the mount point; open files stay as long as the daemon answers."""
     if os.geteuid() == 0:
         with suppress(OSError):
             calls.umount(target, lazily=True)
@@ -140,12 +141,12 @@ def _attach_as_user(target: str, options: BridgeOptions, name: str) -> int:
             pass_fds=[theirs.fileno()],
             capture_output=True,
             encoding="utf-8",
-            errors="backslashreplace",  # it names the mount point
+            errors="backslashreplace",  # the text names the mount point
             check=False,
         )
         if done.returncode:
             raise StateError(f"{target!r} cannot be mounted: {done.stderr.strip()}")
-        theirs.close()  # else one that sent nothing would be waited for without end
+        theirs.close()  # otherwise a fusermount3 that sent nothing would be waited for without end
         _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
     if not descriptors:
         raise StateError(f"{target!r}: fusermount3 handed over no descriptor; is it version 3?")
@@ -161,13 +162,13 @@ class Agreement(NamedTuple):
 
 
 def agreement(body: memoryview, *, max_background: int, pass_through: bool) -> Agreement:
-    """Answer ``fuse_init_in``: everything wanted that the kernel offers.
+    """Answer ``fuse_init_in``: accept every wanted feature that the kernel offers.
 
     Args:
         body: The request.
         max_background: Requests the kernel may keep in flight.
-        pass_through: Whether local copies may be handed to the kernel, as root can. It counts such a
-            mount as a level of file systems, of which it stacks two on another.
+        pass_through: Whether local copies may be handed to the kernel, which only root can. The kernel counts such a
+            mount as a level of stacked file systems, of which it allows two.
 
     Raises:
         StateError: The kernel's protocol is too old.
@@ -225,7 +226,7 @@ def serve(
 
 @dataclass(frozen=True, slots=True)
 class _Connection:
-    """A mount of this process."""
+    """The mount of this process."""
 
     device: int
     filesystem: FileSystem
@@ -266,7 +267,8 @@ def _taken_over(target: str, filesystem: FileSystem) -> _Connection:
             taken.device,
             filesystem,
             can_pass_through=handed_state["agreed"],
-            # The process that began the connection may have agreed to more; older releases did not say.
+            # The process that began the connection may have agreed to larger requests; older releases did not send
+            # their size.
             request_bytes=max(REQUEST_BYTES, taken.state.get("request_bytes", 0)),
         )
         connection.passthrough.resume(handed_state)
@@ -280,10 +282,10 @@ def _taken_over(target: str, filesystem: FileSystem) -> _Connection:
 
 
 def _check_same_mount(device: str, target: str) -> None:
-    """Check that both processes mean one mount: containers may share names of sockets, but no mounts.
+    """Check that both processes mean the same mount: containers may share names of sockets, but not mounts.
 
     Raises:
-        StateError: The other process has another one.
+        StateError: The other process has another mount.
     """
     if device != (found := mounted_as(target)):
         raise StateError(
@@ -299,7 +301,7 @@ def _served(
     ready: Callable[[], None],
     let_go: Callable[[], None],
 ) -> bool:
-    """Serve to the end; return whether the mount lives on in another process."""
+    """Serve until the end; return whether the mount continues in another process."""
     loop = connection.loop
 
     def state() -> dict[str, Any]:
@@ -313,7 +315,7 @@ def _served(
         ended_by_signals(loop.end, target),
         closing(HandOver(mount, state, loop.end, let_go)) as hand_over,
     ):
-        # After INIT was answered, which would put read-ahead back to 128 KiB.
+        # Tune after the answer to INIT, which would reset read-ahead to 128 KiB.
         tune_kernel(options, target)
         ready()
         loop.run()
@@ -322,7 +324,7 @@ def _served(
 
 def _agreed(device: int, options: BridgeOptions, *, copies: bool) -> Init:
     """Answer INIT, the first request of a connection."""
-    # poll and not select, which takes no descriptor above 1,023.
+    # Use poll, because select takes no descriptor above 1,023.
     begins = select.poll()
     begins.register(device, select.POLLIN)
     if not begins.poll(_BEGINS_WITHIN_S * 1000):
@@ -341,7 +343,7 @@ def _agreed(device: int, options: BridgeOptions, *, copies: bool) -> Init:
             pass_through=copies and wanted and os.geteuid() == 0,
         )
     except StateError:
-        # Answered all the same: every access to the mount point waits for INIT.
+        # Answer even now, because every access to the mount point waits for INIT.
         os.write(device, OUT_HEADER.pack(OUT_HEADER.size, -errno.EPROTO, unique))
         raise
     head = OUT_HEADER.pack(OUT_HEADER.size + len(agreed.reply), 0, unique)

@@ -39,7 +39,7 @@ __all__ = ["REQUEST_BYTES", "Loop", "Replies"]
 
 _LOG = get_logger(__name__)
 _LARGE_BYTES = 128 << 10
-"""From here on the copy takes longer than handing it over."""
+"""Size from which the copy takes longer than passing it to a thread."""
 _Reply = tuple[int, Data]
 _HEADER = IN_HEADER.size
 REQUEST_BYTES = (1 << 20) + 4096
@@ -82,12 +82,12 @@ class Replies:
         """Answer a request.
 
         Args:
-            unique: Names the request.
+            unique: Number of the request.
             number: Errno, or 0.
-            data: Body of the reply; not changed before it is written.
+            data: Body of the reply; must not change before it is written.
         """
         size = 0 if number else len(data)
-        # Only where another request waits: a single reader has nothing else to do meanwhile, and a thread costs time.
+        # Use a thread only if another request waits: otherwise there is nothing else to do, and a thread costs time.
         if size >= _LARGE_BYTES and self._num_threads and self._requests.poll(0):
             self._write_aside(unique, data)
         elif size:
@@ -96,7 +96,7 @@ class Replies:
             self._write((OUT_HEADER.pack(16, -number, unique),), unique)
 
     def finish(self, within_s: float) -> bool:
-        """Wait until every reply is out; return whether it came to that."""
+        """Wait until every reply is sent; return whether all were sent in time."""
         until = time.monotonic() + within_s
         with self._written:
             while self._left and (left_s := until - time.monotonic()) > 0:
@@ -104,7 +104,7 @@ class Replies:
             return not self._left
 
     def close(self) -> None:
-        """End the threads; what they had is written or refused when this returns."""
+        """End the threads; when this returns, their replies are written or refused."""
         for _ in self._threads:
             self._aside.put(None)
         for thread in self._threads:
@@ -138,7 +138,7 @@ class Replies:
                 with self._written:
                     self._left -= 1
                     self._written.notify_all()
-            del reply, data  # a block of the cache may go meanwhile
+            del reply, data  # the cache may free the block in the meantime
 
     def _write(self, parts: tuple[Data, ...], unique: int) -> None:
         try:
@@ -150,7 +150,7 @@ class Replies:
                 self._refuse(unique)
 
     def _refuse(self, unique: int) -> None:
-        """Answer EIO in place of a reply the kernel does not take: its caller must not wait for ever."""
+        """Answer EIO in place of a reply that the kernel refuses, because its caller must not wait for ever."""
         try:
             os.writev(self._device, (OUT_HEADER.pack(16, -errno.EIO, unique),))
         except OSError as error:
@@ -166,16 +166,16 @@ class _Task:
     pid: int
     handling: Answering
     is_released: bool = False
-    """Answered already; what the handler returns is dropped."""
+    """Whether the request was answered already; the handler's result is then dropped."""
 
 
 class Loop:
     """Serves one connection until it ends.
 
     Args:
-        device: /dev/fuse, mounted and agreed upon; does not block.
-        filesystem: Gets forgotten inodes.
-        requests: What answers everything else.
+        device: /dev/fuse, mounted, with features agreed on; does not block.
+        filesystem: File system that is told of forgotten inodes.
+        requests: Handlers of all other requests.
         request_bytes: Size of the largest request that was agreed on; the kernel rejects a smaller buffer.
     """
 
@@ -198,12 +198,12 @@ class Loop:
         self._view = memoryview(self._buffer)
         self._ending = False
         self.connected = True
-        """Whether the mount is still there; false once it was unmounted."""
+        """Whether the mount still exists; False after an unmount."""
 
     # From other threads and signal handlers
 
     def end(self) -> None:
-        """Have ``run`` return."""
+        """Make ``run`` return."""
         self._ending = True
         self._poller.wake()
 
@@ -213,15 +213,15 @@ class Loop:
         """Serve until unmounted or asked to end."""
         self.take_requests(on=True)
         while self.connected and not self._ending:
-            # The kernel interrupts a request once, at the first signal; that a fatal one follows is no event here.
+            # The kernel interrupts a request only at the first signal; a fatal signal that follows makes no event.
             self.once(_LOOK_AGAIN_MS if self._tasks.interrupted else None)
 
     def finish_tasks(self, within_s: float) -> bool:
-        """Go on without new requests until no handler waits; return whether it came to that."""
+        """Run without new requests until no handler waits; return whether all finished in time."""
         until = time.monotonic() + within_s
         while self._tasks.waiting and (left := until - time.monotonic()) > 0:
             self.once(min(left * 1000, _LOOK_AGAIN_MS))
-        # A reply that a thread still copies is a request under way, too.
+        # A reply that a thread still copies counts as a request under way, too.
         return not self._tasks.waiting and self._replies.finish(max(0.0, until - time.monotonic()))
 
     def once(self, timeout_ms: float | None) -> None:
@@ -231,7 +231,7 @@ class Loop:
             self._tasks.release_dying()
 
     def close(self) -> None:
-        """Drop what still waits. Any caller that asked gets an error once the connection is gone."""
+        """Drop waiting requests. Their callers get an error once the connection is gone."""
         self._tasks.close()
         self._replies.close()
 
@@ -243,7 +243,7 @@ class Loop:
             self.unwatch(self._device)
 
     def _take(self) -> None:
-        """Take one request and answer it, or put it aside."""
+        """Read one request and answer it, or put it aside."""
         try:
             size = os.readv(self._device, [self._buffer])
         except OSError as error:
@@ -293,7 +293,7 @@ class _Tasks:
             future = task.handling.send(None)
         except StopIteration as stop:
             self._answer(task, 0, stop.value)
-        # The outermost loop: the mount must outlive a defect of ours.
+        # The outermost loop, because the mount must outlive a defect of ours.
         except Exception as error:  # noqa: BLE001
             self._answer(task, errno_answered(Opcode(task.opcode).name.lower(), error), b"")
         else:
@@ -307,7 +307,7 @@ class _Tasks:
             self.interrupted.add(unique)
 
     def release_dying(self) -> None:
-        """Answer EINTR to callers with SIGKILL pending: they wait for nothing else to die."""
+        """Answer EINTR to callers with a pending SIGKILL, which wait only for this answer before they die."""
         for unique in [u for u in self.interrupted if _is_dying(self.waiting[u].pid)]:
             self.interrupted.discard(unique)
             task = self.waiting[unique]
@@ -315,7 +315,7 @@ class _Tasks:
             self._replies.write(unique, errno.EINTR)
 
     def close(self) -> None:
-        """Drop what still waits."""
+        """Drop waiting requests."""
         for task in self.waiting.values():
             task.handling.close()
         self.waiting.clear()
@@ -339,7 +339,7 @@ class _Tasks:
         if task.is_released:
             if task.opcode == Opcode.LOOKUP and not number:
                 inode = int.from_bytes(data[:8], "little")
-                _forget(self._filesystem, inode, 1)  # the kernel never heard of it
+                _forget(self._filesystem, inode, 1)  # the kernel never got the inode
         else:
             self._replies.write(task.unique, number, data)
 
@@ -347,7 +347,7 @@ class _Tasks:
 def _forget(filesystem: FileSystem, inode: int, lookups: int) -> None:
     try:
         filesystem.forget(inode, lookups)
-    # As above; a FORGET has no answer.
+    # The outermost loop, as above; a FORGET has no answer.
     except Exception as error:  # noqa: BLE001
         errno_answered("forget", error)
 

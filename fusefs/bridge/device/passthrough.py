@@ -1,8 +1,8 @@
-"""Files the kernel reads from a local copy by itself (FUSE_PASSTHROUGH, Linux 6.9, root), and notices to it.
+"""Files that the kernel reads from a local copy by itself (FUSE_PASSTHROUGH, Linux 6.9, root), and notices to it.
 
-Such an inode cannot be open in two ways at once: while it is, every further open must name
-the same backing file, and none may go through the page cache. So there is one backing per
-inode, registered by the first open that brings a local copy and given up with the last.
+The kernel wants all opens of such an inode alike: while it is open, every further open must name
+the same backing file, and none may use the page cache. So there is one backing file for each
+inode; the first open that brings a local copy registers it, and the last close removes it.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ _BACKING_OPEN = 0x4010E501
 _BACKING_CLOSE = 0x4004E502
 _BACKING_MAP = struct.Struct("<iIQ")
 NO_PASSTHROUGH = {"agreed": False, "backings": [], "handles": []}
-"""``Passthrough.state`` of a connection that another binding began, and agreed to nothing of it."""
+"""``Passthrough.state`` for a connection that another binding began, without passthrough."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Passthrough:
 
     Args:
         device: The connection's /dev/fuse.
-        agreed: Whether kernel and daemon agreed on it at the start.
+        agreed: Whether kernel and daemon agreed on passthrough at the start.
     """
 
     def __init__(self, device: int, *, agreed: bool) -> None:
@@ -46,32 +46,32 @@ class Passthrough:
         self._others: dict[int, int] = {}
 
     def passes_through(self, inode: int) -> bool:
-        """Whether an inode is open from its local copy now."""
+        """Return whether an inode is open from its local copy now."""
         return inode in self._backings
 
     def outdated(self, inode: int) -> None:
-        """Have the kernel ask for the attributes of an inode again."""
+        """Make the kernel ask again for the attributes of an inode."""
         try:
             os.write(self._device, outdated_notice(inode))
         except OSError as error:
             _LOG.debug("inode %s: %s", inode, error)  # ENOENT: the kernel has forgotten it
 
     def opened(self, inode: int, handle: int, local_fd: int | None) -> int | None:
-        """Note an open and return the number of its backing file, or None for the usual way.
+        """Note an open and return the number of its backing file, or None for a normal open.
 
         Args:
-            inode: What is opened.
+            inode: The inode to open.
             handle: The new handle.
             local_fd: Descriptor of a local copy; closed here.
         """
         try:
             backing = self._backings.get(inode)
-            # The kernel wants all opens of an inode alike: where one is read here, so is the next.
+            # All opens of an inode must be alike: if one is read by this process, so is the next.
             if backing is None and local_fd is not None and inode not in self._others:
                 backing = self._registered(inode, local_fd)
         finally:
             if local_fd is not None:
-                # A file that is registered the kernel holds by a reference of its own.
+                # The kernel holds its own reference to a registered file.
                 os.close(local_fd)
         self._inodes[handle] = inode
         if backing is None:
@@ -81,7 +81,7 @@ class Passthrough:
         return backing.number
 
     def closed(self, handle: int) -> None:
-        """Note that a handle is closed; the last one of an inode gives its backing file up."""
+        """Note that a handle is closed; the last one of an inode removes its backing file."""
         inode = self._inodes.pop(handle, None)
         if inode is None:
             return
@@ -97,7 +97,7 @@ class Passthrough:
             self._give_up(backing.number)
 
     def state(self) -> dict[str, Any]:
-        """Return the backing files as JSON values: they belong to the connection, not to a process."""
+        """Return the backing files as JSON values, because they belong to the connection, not to a process."""
         return {
             "agreed": self.can_pass_through,
             "backings": [[i, b.number, b.opens] for i, b in self._backings.items()],
@@ -105,7 +105,7 @@ class Passthrough:
         }
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``."""
+        """Continue from ``state``."""
         self._backings = {i: _Backing(number, opens) for i, number, opens in state["backings"]}
         self._inodes = {pair[0]: pair[1] for pair in state["handles"]}
         # The state does not list these inodes: an open file without a backing file is read by this process.

@@ -1,7 +1,7 @@
-"""Requests of the kernel as calls of a ``FileSystem``: decoded, asked, encoded.
+"""Requests of the kernel as calls of a ``FileSystem``: decoded, called, encoded.
 
-Every request is a coroutine that returns the body of its reply. It decodes all of its
-arguments before it first waits: the bytes it was given are the loop's buffer, which the
+Every request is a coroutine that returns the body of its reply. It decodes all
+arguments before it first waits, because they are in the loop's buffer, which the
 next request overwrites.
 """
 
@@ -31,7 +31,7 @@ __all__ = ["Answering", "Handler", "Requests"]
 
 Answering = Handling[Data]
 Handler = Callable[[int, memoryview], Answering]
-"""Takes the inode and the body of a request; returns the body of its reply."""
+"""Handler of a request: takes the inode and the body; returns the body of the reply."""
 _HANDLE = struct.Struct("<Q")
 _HANDLE_RANGE = struct.Struct("<2QI")
 _HANDLE_RANGE_FLAGS = struct.Struct("<2Q2I")
@@ -51,8 +51,8 @@ class Requests:
             **_Names(filesystem).of_opcode,
             **_Attributes(filesystem).of_opcode,
         }
-        # The kernel asks once what is not answered here, and never again. What a process before this one
-        # has opened it still releases.
+        # The kernel sends an unanswered kind of request once, and then never again. It still releases the files that a
+        # former process opened.
         if "open" in filesystem.unasked:
             del self.of_opcode[Opcode.OPEN], self.of_opcode[Opcode.FLUSH]
         if "getxattr" in filesystem.unasked:
@@ -83,11 +83,11 @@ class _Content:
         return _opened(self._passthrough, inode, opened, flushes=not only_reads(flags))
 
     async def _create(self, inode: int, body: memoryview) -> Data:
-        # The umask comes behind them, and is applied already: FUSE_DONT_MASK is not agreed.
+        # The umask follows these fields; it is already applied, because FUSE_DONT_MASK is not agreed on.
         flags, mode = struct.unpack_from("<2I", body)
         name = names_of(body, 16, 1)[0]
         opened, entry = await self._filesystem.create(inode, name, mode, flags)
-        # Whatever it may do with the descriptor: its close is what shows the file that it made.
+        # Whatever the descriptor may do, its close publishes the file that it created.
         return entry_reply(entry) + _opened(self._passthrough, entry.inode, opened, flushes=True)
 
     async def _read(self, _: int, body: memoryview) -> Data:
@@ -101,12 +101,12 @@ class _Content:
     async def _write(self, inode: int, body: memoryview) -> Data:
         handle, offset, size_bytes, flags = _HANDLE_RANGE_FLAGS.unpack_from(body)
         if flags & _WRITE_KILL_SUIDGID:
-            # Rare, and it waits: the bytes must not lie in the loop's buffer meanwhile.
+            # Rare, and the call waits, so the bytes must not stay in the loop's buffer.
             data = bytes(body[40 : 40 + size_bytes])
             await _drop_privileges(self._filesystem, inode, handle)
             taken = await self._filesystem.write(handle, offset, data)
             return struct.pack("<2I", taken, 0)
-        # A view of the loop's buffer: a handler that waits, or keeps it, copies it first.
+        # A view of the loop's buffer: a handler that waits, or keeps the bytes, copies them first.
         taken = await self._filesystem.write(handle, offset, body[40 : 40 + size_bytes])
         return struct.pack("<2I", taken, 0)
 
@@ -126,7 +126,7 @@ class _Content:
 
 
 class _Places:
-    """Requests about what is at a name, and in a directory."""
+    """Requests about the entry of a name, and the entries of a directory."""
 
     def __init__(self, filesystem: FileSystem) -> None:
         self._filesystem = filesystem
@@ -257,7 +257,7 @@ class _Attributes:
         return _within(b"".join(name + b"\0" for name in names), room)
 
     async def _setxattr(self, inode: int, body: memoryview) -> Data:
-        # The short form of the struct: FUSE_SETXATTR_EXT is not agreed.
+        # The short form of the struct, because FUSE_SETXATTR_EXT is not agreed on.
         size_bytes, flags = struct.unpack_from("<2I", body)
         name, rest = names_of(body, 8, 1)
         value = rest[:size_bytes]
@@ -277,7 +277,7 @@ class _Attributes:
 
 def _opened(passthrough: Passthrough, inode: int, opened: Opened, *, flushes: bool) -> bytes:
     backing = passthrough.opened(inode, opened.handle, opened.local_fd)
-    # A close that changed nothing has nothing to say.
+    # A close that changed nothing needs no flush.
     reply = 0 if flushes else OpenReply.NOFLUSH
     if backing is not None:
         return open_reply(opened.handle, reply | OpenReply.PASSTHROUGH, backing)
@@ -295,21 +295,21 @@ def _lines(filesystem: FileSystem, body: memoryview, *, plus: bool) -> bytes:
         if size_bytes < 0:
             break
         lines.append(packed)
-        # A line that did not fit is no lookup: the kernel never hears of it.
+        # A line that did not fit counts no look-up, because the kernel never gets it.
         if plus and entry.inode:
             filesystem.advertised(entry.inode)
     return b"".join(lines)
 
 
 async def _drop_privileges(filesystem: FileSystem, inode: int, handle: int | None) -> None:
-    """Take set-uid and set-gid bits from a file that is changed, as every file system does.
+    """Remove set-uid and set-gid bits from a changed file, as every file system does.
 
-    That the kernel leaves this to us spares it asking for ``security.capability`` before
+    The kernel leaves this to us, and so need not ask for ``security.capability`` before
     every write.
     """
     mode = (await filesystem.getattr(inode)).mode
     kept = mode & ~stat_bits.S_ISUID
-    # Set-gid on what a group may not execute marks mandatory locks, and stays.
+    # Set-gid on a file that its group may not execute marks mandatory locks, and stays.
     if mode & stat_bits.S_IXGRP:
         kept &= ~stat_bits.S_ISGID
     if kept != mode:
@@ -330,7 +330,7 @@ async def _check_presence(filesystem: FileSystem, inode: int, name: bytes, flags
 
 
 def _within(value: bytes, room: int) -> bytes:
-    """Return an attribute, or only its size where the caller has no room to give."""
+    """Return an attribute, or only its size if the caller's buffer has no room."""
     if room == 0:
         return struct.pack("<2I", len(value), 0)
     if len(value) > min(room, _XATTR_LIMIT):

@@ -1,6 +1,6 @@
 """The kernel's FUSE protocol as numbers and structs: sizes, encoding, decoding, nothing else.
 
-All is little-endian, as on every machine this runs on; one request or reply is a header,
+Everything is little-endian, as on all supported machines. A request or reply is a header,
 a struct by its opcode, and names that end in a zero byte, or data.
 
 Source:
@@ -40,7 +40,7 @@ __all__ = [
 
 MAJOR, MINOR = 7, 40
 OLDEST_MINOR = 31
-"""Linux 5.4: requests of more than 128 KiB (7.28) and their like are there."""
+"""Minor version of Linux 5.4, which has requests of more than 128 KiB (7.28) and other needed features."""
 
 IN_HEADER = struct.Struct("<IIQQIIIHH")
 """len, opcode, unique, nodeid, uid, gid, pid, total_extlen, padding."""
@@ -73,11 +73,11 @@ STRUCTS = {
     "fuse_forget_one": _FORGET_ONE.size,
     "fuse_notify_inval_inode_out": _INVAL_INODE.size,
 }
-"""Bytes of each struct by its name in the kernel's header."""
+"""Size in bytes of each struct, by its name in the kernel's header."""
 
 
 class Opcode(IntEnum):
-    """Requests that are answered; every other is ENOSYS, which the kernel remembers."""
+    """Requests that are answered; any other gets ENOSYS, which the kernel remembers."""
 
     LOOKUP = 1
     FORGET = 2
@@ -133,7 +133,7 @@ class Init(IntFlag):
 
 
 class OpenReply(IntFlag):
-    """How an open file is read."""
+    """Flags that say how an open file is read."""
 
     DIRECT_IO = 1 << 0
     KEEP_CACHE = 1 << 1
@@ -143,7 +143,7 @@ class OpenReply(IntFlag):
 
 
 class _Valid:
-    """Fields of ``fuse_setattr_in`` that count. Plain numbers: an enum's ``&`` takes longer than all the rest."""
+    """Bits of the valid fields of ``fuse_setattr_in``. Plain numbers, because an enum's ``&`` would be far slower."""
 
     MODE = 1 << 0
     UID = 1 << 1

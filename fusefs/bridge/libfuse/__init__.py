@@ -1,1 +1,1 @@
-"""The binding over libfuse, by pyfuse3."""
+"""The binding over libfuse, through pyfuse3."""

@@ -1,6 +1,6 @@
 """The binding over libfuse as a whole: mount, answer, unmount or hand over.
 
-pyfuse3's requests are calls of a ``FileSystem``. What a handler waits for, the loop waits for.
+pyfuse3's requests become calls of a ``FileSystem``. The loop waits for the futures of the handlers.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ class _Requests(pyfuse3.Operations):
         self._filesystem = filesystem
 
     async def _answer(self, request: str, handling: Handling[Result]) -> Result:
-        """Run a handler to its answer; whatever it raises becomes an errno."""
+        """Run a handler until it answers; any exception becomes an errno."""
         try:
             return await handling
         except Exception as error:
@@ -168,9 +168,9 @@ class _Requests(pyfuse3.Operations):
             for line, (name, entry) in enumerate(self._filesystem.readdir(fh, start_id), start_id):
                 if not pyfuse3.readdir_reply(token, name, _attributes(entry), line + 1):
                     return
-                # Behind the reply: a line that did not fit is no look-up, and is asked for again.
+                # After the reply: a line that did not fit counts no look-up, and is asked for again.
                 self._filesystem.advertised(entry.inode)
-        # The outermost loop: the mount must outlive a defect of ours.
+        # The outermost loop, because the mount must outlive a defect of ours.
         except Exception as error:
             raise pyfuse3.FUSEError(errno_answered("readdir", error)) from error
 
@@ -200,14 +200,14 @@ class _Requests(pyfuse3.Operations):
     def _file_info(
         handle: int, keep_cache: bool, direct_io: bool, local_fd: int | None
     ) -> pyfuse3.FileInfo:
-        # libfuse before 3.17 cannot pass it on.
+        # libfuse before 3.17 cannot pass the descriptor to the kernel.
         if local_fd is not None:
             os.close(local_fd)
         return pyfuse3.FileInfo(fh=handle, keep_cache=keep_cache, direct_io=direct_io)
 
     @override
     async def read(self, fh: int, off: int, size: int) -> bytes:
-        # pyfuse3 replies with any buffer.
+        # pyfuse3 accepts any buffer as a reply.
         return cast("bytes", await self._answer("read", self._filesystem.read(fh, off, size)))
 
     @override
@@ -275,10 +275,10 @@ class _Libfuse:
 
 
 class _Service:
-    """One mount from the first request to the last that this process answers.
+    """One mount, for the requests that this process answers.
 
     Args:
-        filesystem: What is shown.
+        filesystem: The file system to show.
         options: The kernel's side.
         target: Real path of the mount point.
         loop: Runs pyfuse3.
@@ -296,14 +296,14 @@ class _Service:
 
     @property
     def handed(self) -> bool:
-        """Whether the mount lives on in another process."""
+        """Whether the mount continues in another process."""
         return self._hand_over is not None and self._hand_over.handed
 
     def run(self, ready: Callable[[], None], let_go: Callable[[], None]) -> None:
         """Answer until unmounted, asked to end, or handed over."""
         main = pyfuse3.main()
         self._loop.start(main)
-        # Dropped where the end comes first: its thread may wait inside the mount until that is gone.
+        # Dropped if the end comes first: its thread may wait inside the mount until the mount is gone.
         self._loop.start(self._begin(ready, let_go))
         try:
             with ended_by_signals(self._loop.end, self._target):
@@ -358,7 +358,7 @@ def serve(
     ready: Callable[[], None],
     let_go: Callable[[], None],
 ) -> None:
-    """Mount, answer until unmounted or asked to end, unmount; as ``fusefs.bridge.server.serve``."""
+    """Mount, answer until unmounted or asked to end, unmount; see ``fusefs.bridge.server.serve``."""
     target = os.path.realpath(mountpoint)
     asked = set(pyfuse3.default_options) | {
         f"fsname={name}",
@@ -376,12 +376,12 @@ def serve(
     except RuntimeError as error:
         reason = why_not(target, options) or f"{error}; see the log"
         raise StateError(f"{mountpoint!r} cannot be mounted: {reason}") from error
-    # From here on whatever comes up, a signal too, takes the mount away: else it would be a dead one.
+    # From here on every exit, also by a signal, must remove the mount, or a dead mount would remain.
     try:
         filesystem.connected(_Libfuse())
         pyfuse3.trio = loop.as_trio  # type: ignore[attr-defined]
         service.run(ready, let_go)
     finally:
         pyfuse3.trio = trio  # type: ignore[attr-defined]
-        # Without ``unmount``, libfuse closes its descriptor and the mount goes on by the other one.
+        # Without ``unmount``, libfuse closes its descriptor, and the mount continues on the other one.
         pyfuse3.close(unmount=not service.handed)

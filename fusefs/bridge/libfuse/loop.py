@@ -37,7 +37,7 @@ class _For(Enum):
 
 
 class _ClosedResourceError(Exception):
-    """The loop of requests ends."""
+    """Ends the loop of requests."""
 
 
 class _Wait:
@@ -69,7 +69,7 @@ class Loop:
         self._nursery_of: dict[Task, _Nursery | None] = {}
         """Nursery of each task."""
         self._waiting: set[Task] = set()
-        """For futures: those whose requests are under way."""
+        """Tasks that wait for futures: their requests are under way."""
         self._is_ending = False
         self.as_trio = SimpleNamespace(
             ClosedResourceError=_ClosedResourceError,
@@ -82,29 +82,29 @@ class Loop:
                 wait_readable=self.reader.wait_readable,
             ),
         )
-        """All that pyfuse3 asks of trio."""
+        """The calls that pyfuse3 makes to trio."""
 
     # From other threads and signal handlers
 
     def end(self) -> None:
-        """Have libfuse's session end, and so pyfuse3's ``main`` when all requests are answered."""
+        """End libfuse's session; pyfuse3's ``main`` ends when all requests are answered."""
         self._is_ending = True
         self._poller.wake()
 
     # On the loop's thread
 
     def run(self, main: Task) -> None:
-        """Run until ``main``, which was started, has ended; other tasks are left where they are.
+        """Run until the started task ``main`` has ended; other tasks stay unfinished.
 
         Raises:
-            Exception: What a task raised.
+            Exception: The exception of a task.
         """
         self._run_ready()
         while main in self._nursery_of:
             self.once(None)
 
     def start(self, task: Task, nursery: "_Nursery | None" = None) -> None:
-        """Begin a task, of a nursery that waits for it or of none; ``run`` carries it on."""
+        """Start a task, in a nursery that waits for it or in none; ``run`` executes it."""
         self._nursery_of[task] = nursery
         self._ready.append(task)
 
@@ -114,14 +114,14 @@ class Loop:
         self._run_ready()
 
     def finish_tasks(self, within_s: float) -> bool:
-        """Go on until no request is under way; return whether it came to that."""
+        """Run until no request is under way; return whether all finished in time."""
         until = time.monotonic() + within_s
         while self._waiting and (left_s := until - time.monotonic()) > 0:
             self.once(min(left_s * 1000, _LOOK_AGAIN_MS))
         return not self._waiting
 
     def close(self) -> None:
-        """Drop what still waits."""
+        """Drop waiting tasks."""
         tasks, self._nursery_of = self._nursery_of, {}
         for task in tasks:
             task.close()
@@ -175,9 +175,9 @@ class _Reader:
         self._ready = ready
         self._step = step
         self.device: int | None = None
-        """/dev/fuse, once pyfuse3 has waited for it; libfuse's to close."""
+        """Descriptor of /dev/fuse, once pyfuse3 has waited for it; libfuse closes it."""
         self.is_there = False
-        """Whether some task has the turn, and others wait for it."""
+        """Whether some task has the turn; other tasks then wait for it."""
         self._task: Task | None = None
         self._turns: deque[Task] = deque()
         self._takes = True
@@ -191,7 +191,7 @@ class _Reader:
             self._turns.append(task)
 
     def next(self) -> Task | None:
-        """Return the task whose turn it is, if there is one and the turn is free."""
+        """Return the task whose turn it is, if there is such a task and the turn is free."""
         return self._turns.popleft() if self._turns and not self.is_there else None
 
     def take_requests(self, *, on: bool) -> None:
@@ -226,7 +226,7 @@ class _Reader:
             raise _ClosedResourceError
 
     def notify_closing(self, _: int) -> None:
-        """Let the task go that waits for a request, and all that come to wait for one."""
+        """Release the task that waits for a request, and all tasks that will wait for one."""
         self._is_closing = True
         if self._task is not None:
             self._ready.append(self._task)
@@ -234,14 +234,14 @@ class _Reader:
 
 
 class _Turn:
-    """The lock by which one worker at a time is the reader. A free one goes to the next that asks, not to the first."""
+    """The lock that makes one worker at a time the reader. A free turn goes to the next task that asks."""
 
     def __init__(self, in_use: Callable[[], Loop]) -> None:
         self._in_use = in_use
 
     async def __aenter__(self) -> None:
         reader = self._in_use().reader
-        # Asked again: before this task has its step another may have come and taken the turn.
+        # Check again in a loop: before this task runs its step, another task may have taken the turn.
         while reader.is_there:
             await _Wait(_For.TURN)
         reader.is_there = True
@@ -257,7 +257,7 @@ class _Nursery:
         self._loop = loop
         self.num_tasks = 0
         self.joining: Task | None = None
-        """Waits for their end."""
+        """Task that waits for the end of the workers."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -267,7 +267,7 @@ class _Nursery:
             await _Wait(self)
 
     def left(self) -> Task | None:
-        """Note that a task ended; return the one that waited for the last of them."""
+        """Note that a task ended; after the last one, return the task that waits for the end."""
         self.num_tasks -= 1
         return self.joining if not self.num_tasks else None
 

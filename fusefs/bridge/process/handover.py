@@ -1,17 +1,17 @@
-"""One mount from one process to the next, without unmounting: the kernel notices nothing.
+"""Hand-over of a mount from one process to the next, without unmounting: the kernel notices nothing.
 
 The daemon of every mount listens on an abstract socket named for the mount point, whichever
-binding it serves by; a process of the same user may ask for the mount, and serves it over
+binding serves it. A process of the same user may ask for the mount, and then serves it over
 ``/dev/fuse``::
 
     new      "take over 1"
-    old      takes no more requests (they wait in the kernel), finishes those under way
+    old      takes no more requests (they wait in the kernel), finishes the ones under way
     old      length, state as JSON, and with them the descriptor of /dev/fuse
-    new      opens what was open, then "ready"
+    new      opens the files that were open, then "ready"
     old      "yours", and ends without unmounting
-    new      anything else, or nothing: the old one serves on as if nothing had been
+    new      anything else, or nothing: the old process continues to serve as before
 
-JSON and a length, no pickle: the state holds numbers and names. A socket in the abstract
+The state is JSON with a length, not a pickle, because it holds only numbers and names. A socket in the abstract
 namespace leaves no file behind that could outlive its daemon.
 """
 
@@ -55,9 +55,9 @@ _READY, _YOURS = b"ready", b"yours"
 LENGTH = struct.Struct("<Q")
 _NOTHING = LENGTH.pack(0)
 ANSWER_WITHIN_S = 60.0
-"""For the other side's next word: it may have to finish requests, or open files."""
+"""Seconds for the other side's next message: it may have to finish requests, or open files."""
 FINISH_WITHIN_S = 30.0
-"""For requests under way; a mount whose store does not answer stays where it is."""
+"""Seconds for requests under way; if the store does not answer, the old process keeps the mount."""
 HELLO_WITHIN_S = 5.0
 REST_S = 0.1
 _MOST_STATE_BYTES = 1 << 30
@@ -65,17 +65,17 @@ _NOTHING_HELD = nullcontext()
 
 
 def socket_address(target: str) -> bytes:
-    """Return where the server of a mount listens for the one that takes it over."""
-    # The user is in the name, so a user without root takes over what is their own.
+    """Return the address at which the server of a mount listens for the process that takes it over."""
+    # The name contains the user, so a user without root takes over only their own mounts.
     return address_of("mount", target, os.getuid())
 
 
 def listen(target: str) -> socket.socket | None:
-    """Return the socket at which the mount at ``target`` may be asked for; None where another has it."""
+    """Return the socket at which the mount at ``target`` may be asked for; None if another process has it."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(socket_address(target))
-        # One asks at a time; another waits in the queue until the first was answered.
+        # One peer asks at a time; another waits in the queue until the first is answered.
         listener.listen(1)
     except OSError as error:
         listener.close()
@@ -104,12 +104,12 @@ def admitted(
     except OSError as error:
         if error.errno in {errno.EINVAL, errno.EBADF}:
             raise
-        # Out of descriptors, say. The peer stays in the queue, which would be asked without rest.
+        # For example, there are no free descriptors. The peer stays in the queue, which must not become a busy loop.
         _LOG.warning("the mount is asked for, and nobody can be answered: %s", error)
         time.sleep(REST_S)
         return None
     try:
-        # A peer that says nothing must not keep those behind it waiting.
+        # A peer that says nothing must not keep the peers behind it waiting.
         peer.settimeout(HELLO_WITHIN_S)
         if _is_ours(peer) and peer.recv(64) == _HELLO:
             return peer
@@ -120,10 +120,10 @@ def admitted(
 
 
 class Door:
-    """Takes requests for a mount in a thread of its own; the loop that serves the mount is rung up.
+    """Accepts peers that ask for a mount, in a thread of its own, and wakes the loop that serves the mount.
 
     Args:
-        listener: Where they ask; closed with this.
+        listener: Socket that peers connect to; closed together with this.
     """
 
     def __init__(self, listener: socket.socket) -> None:
@@ -136,11 +136,11 @@ class Door:
         self._thread.start()
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable while somebody asks."""
+        """Return a descriptor that is readable while a peer asks."""
         return self._bell
 
     def next(self) -> socket.socket:
-        """Return the connection of the next peer; the descriptor was readable."""
+        """Return the connection of the next peer; call it when the descriptor is readable."""
         os.eventfd_read(self._bell)
         return self._asking.get_nowait()
 
@@ -153,8 +153,8 @@ class Door:
             os.close(self._bell)
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        # While it waits for a connection it keeps the address, which the next process takes: on a busy machine it wakes
-        # late. Where it hears a peer it keeps none.
+        # While the thread waits for a connection it keeps the address, which the next process takes: on a busy machine
+        # the thread wakes up late. While it listens to a peer, it does not keep the address.
         is_free = self._accepting.acquire(timeout=HELLO_WITHIN_S)
         self._listener.close()
         if is_free:
@@ -193,14 +193,14 @@ def handed_over(
     state: Callable[[], dict[str, Any]],
     let_go: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Answer a peer that asks for the mount; return whether it is theirs now.
+    """Answer a peer that asks for the mount; return whether the peer has the mount now.
 
     Args:
         peer: The process that asks (``admitted``).
-        listener: Closed when the mount is theirs.
+        listener: Closed when the peer has the mount.
         device: /dev/fuse.
-        state: Stops the service and returns what the next process needs; may raise StateError.
-        let_go: Called once the mount is theirs: frees what else the next process takes before it tells that it serves.
+        state: Stops the service and returns the state for the next process; may raise StateError.
+        let_go: Called once the peer has the mount: frees other things that the peer takes before it reports ready.
     """
     with peer:
         try:
@@ -233,7 +233,7 @@ def _is_ours(peer: socket.socket) -> bool:
 
 
 def _send_refusal(peer: socket.socket, message: str) -> None:
-    """Say why not: a length of zero, then the reason."""
+    """Send a refusal: a length of zero, then the reason."""
     try:
         peer.sendall(_NOTHING + message.encode(errors="backslashreplace"))
     except OSError as error:
@@ -254,10 +254,10 @@ class Taken:
         self.state = state
 
     def confirm(self) -> None:
-        """Have the other process end; it has served its last request when this returns.
+        """Make the other process end; it has served its last request when this returns.
 
         Raises:
-            StateError: It went on by itself, or ended.
+            StateError: The other process continued to serve, or ended.
         """
         with self._peer:
             try:
@@ -283,10 +283,10 @@ class Taken:
 
 
 def take(target: str) -> Taken:
-    """Ask the process behind the mount at ``target`` for it.
+    """Ask the process that serves the mount at ``target`` for it.
 
     Raises:
-        StateError: No process answers for it, or the one that does refuses.
+        StateError: No process answers for the mount, or the process refuses.
     """
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     peer.settimeout(ANSWER_WITHIN_S)
@@ -303,12 +303,12 @@ def take(target: str) -> Taken:
 
 def _connect(peer: socket.socket, target: str) -> None:
     peer.connect(socket_address(target))
-    if not _is_ours(peer):  # anybody may take an abstract name
+    if not _is_ours(peer):  # any user may take an abstract name
         raise PermissionError(f"{peer_name(peer)}, another user, answers")
 
 
 def why_nobody(target: str, error: BaseException) -> str:
-    """Return why no process hands a mount over, and what to do."""
+    """Return the reason why no process hands a mount over, with its remedy."""
     try:
         waiter = UnmountClient.of(target)
     except StateError as foreign:
@@ -332,24 +332,24 @@ def why_nobody(target: str, error: BaseException) -> str:
 
 
 def received(peer: socket.socket, target: str) -> Taken:
-    """Read what a server hands over: a descriptor of the device, and its state."""
+    """Read the hand-over of a server: a descriptor of the device, and the state."""
     head, descriptors, _, _ = socket.recv_fds(peer, LENGTH.size, 1)
     (size,) = LENGTH.unpack(head)
     if not descriptors or not 0 < size <= _MOST_STATE_BYTES:
         raise StateError(f"{target!r} is not handed over: {_rest(peer)}")
     try:
-        # Else a process that this one starts keeps the connection open after the mount is gone.
+        # Otherwise a child process would keep the connection open after the mount is gone.
         os.set_inheritable(descriptors[0], False)
         state = _state(_exactly(peer, size), target)
     except BaseException:
-        # Else it would keep the connection from ending when the other process does.
+        # Otherwise the descriptor would keep the connection open when the other process ends.
         os.close(descriptors[0])
         raise
     return Taken(peer, descriptors[0], state)
 
 
 def _state(data: bytes, target: str) -> dict[str, Any]:
-    # JSON and no pickle: what another process says is never code.
+    # JSON, not a pickle: data of another process must never be code.
     state: dict[str, Any] = orjson.loads(data)
     if state.get("version") != 1:
         raise StateError(f"{target!r} comes with a state of version {state.get('version')}, not 1")

@@ -1,7 +1,7 @@
-"""A process of its own per mount: started, ready when ``start_daemon`` returns, known when dead.
+"""One process for each mount: ready when ``start_daemon`` returns, and its death is noticed.
 
-Both ends of one pipe: ``start_daemon`` in the parent and ``run_daemon`` in the process
-agree that the daemon writes ``ready`` to the descriptor it is given, or what is wrong.
+``start_daemon`` in the parent and ``run_daemon`` in the process are the two ends of one pipe:
+the daemon writes ``ready``, or its error, to the descriptor that it is given.
 """
 
 # ruff: noqa: S603 -- our own interpreter and fusermount3, no shell
@@ -46,13 +46,13 @@ __all__ = [
 _CODES = {1: DefectError, 2: ConfigError, 3: UnavailableError, 4: StateError}
 _READY = b"ready"
 _MOST_DEAD = 8
-"""Dead mounts at one place, one upon the other."""
+"""Most dead mounts at one mount point, stacked on each other."""
 _GIVEN_UP_WITHIN_S = 10.0
-"""How long a daemon may take to end while it starts."""
+"""Seconds in which a daemon must end during its start."""
 _UNMOUNTED_WITHIN_S = 60.0
-"""Most that the kernel may take to unmount: it has the daemon take what is dirty first."""
+"""Most seconds of an unmount: the kernel first sends dirty pages to the daemon."""
 _ANSWERS_WITHIN_S = 30.0
-"""Most that a mount which is there may take to say what it is."""
+"""Most seconds in which an existing mount must answer."""
 _LOG = get_logger(__name__)
 
 
@@ -66,19 +66,19 @@ def start_daemon(
 ) -> "subprocess.Popen[bytes]":
     """Start ``python -m MODULE READY_FD WORDS...`` and return when its mount is usable.
 
-    A dead mount in its place is taken away first.
+    A dead mount at the mount point is removed first.
 
     Args:
         module: Module whose ``main`` calls ``run_daemon``.
-        settings: Given to it on standard input.
-        mountpoint: Where it will mount.
-        log_path: Where it logs; standard error if not given.
+        settings: Settings that the daemon reads from standard input.
+        mountpoint: Directory to mount on.
+        log_path: Log file of the daemon; standard error if not given.
         words: Further arguments.
 
     Raises:
-        ConfigError: The mount point is no directory, or what the daemon reports.
-        UnavailableError: As the daemon reports.
-        StateError: As the daemon reports, or it ended without a word; the mount point cannot be used.
+        ConfigError: The mount point is no directory, or the daemon reports this error.
+        UnavailableError: The daemon reports this error.
+        StateError: The daemon reports this error, or ended without a report; or the mount point cannot be used.
     """
     clear_dead_mount(mountpoint)
     ready, report_fd = os.pipe()
@@ -91,7 +91,7 @@ def start_daemon(
             _take_back(process, mountpoint)
             raise
     if answer != _READY:
-        code = process.wait()  # says of which class the fault is
+        code = process.wait()  # the code gives the class of the error
         raise failure_of(answer, code, log_path)
     return process
 
@@ -105,14 +105,14 @@ def _begun(
         return subprocess.Popen(
             [sys.executable, "-m", module, str(report_fd), *words],
             stdin=subprocess.PIPE,
-            # A pipe that the caller reads would not end while the daemon holds it.
+            # Not a pipe of the caller, which would not end while the daemon holds it.
             stdout=log,
             stderr=log,
             pass_fds=[report_fd],
-            start_new_session=True,  # Ctrl-C ends the command, and not the mount that it made
+            start_new_session=True,  # Ctrl-C ends the command, but not its mount
         )
     finally:
-        # Ours as well: the pipe ends, and with it the wait for its word, only when no process has it open.
+        # Close it here, too: the pipe ends, and with it the wait for the daemon, only when no process has it open.
         os.close(report_fd)
         if log is not None:
             os.close(log)
@@ -128,25 +128,25 @@ def _give(process: "subprocess.Popen[bytes]", settings: bytes) -> None:
 
 
 def followed(process: "subprocess.Popen[bytes]") -> int:
-    """Pass what ends this process on to a daemon, wait for that to end, and return its exit code."""
+    """Pass signals that end this process on to a daemon, wait until it ends, and return its exit code."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: process.send_signal(received))
     return process.wait()
 
 
 def failure_of(answer: bytes, code: int, log_path: str | None) -> OmniloadError:
-    """Return why a daemon never came up.
+    """Return the reason why a daemon did not become ready.
 
     Args:
-        answer: What it wrote instead of being ready; empty where it could not.
-        code: It ended with; below zero the signal that ended it.
-        log_path: Where it logged; a log is named only where there is one.
+        answer: Its report instead of ``ready``; empty if it could not report.
+        code: Its exit code; if negative, the signal that ended it.
+        log_path: Its log file, which the message names only if there is one.
     """
     if answer:
         return _CODES.get(code, StateError)(answer.decode(errors="replace"))
     how = f"ended with {code}"
     if code < 0:
-        with suppress(ValueError):  # a number without a name
+        with suppress(ValueError):  # some numbers have no name
             how = f"was ended by {signal.Signals(-code).name}"
     kept = log_path not in {None, os.devnull}
     where = f"; its log is {log_path}" if kept else "; start it with --log FILE to see more"
@@ -157,14 +157,14 @@ def _report_failure(error: Exception, role: str, report_fd: int | None) -> int:
     """Log why a daemon ends and report it to its parent, in one line; return its exit code.
 
     Args:
-        error: What ended it.
+        error: Error that ended it.
         role: Name of the daemon.
-        report_fd: Where the parent reads it; ``None`` where it waits no more.
+        report_fd: Descriptor that the parent reads; ``None`` if the parent no longer waits.
     """
     fault = project_error(error, f"the {role} daemon")
     _LOG.error("%s", fault, exc_info=error if isinstance(fault, DefectError) else None)
     if report_fd is not None:
-        # The parent shows it as its own error, which is one line.
+        # The parent shows the report as its own error, which is one line.
         line = " ".join(str(fault).split())
         try:
             os.write(report_fd, line.encode(errors="backslashreplace"))
@@ -178,7 +178,7 @@ def _take_back(process: "subprocess.Popen[bytes]", mountpoint: str) -> None:
     process.terminate()
     try:
         process.wait(_GIVEN_UP_WITHIN_S)
-    except subprocess.TimeoutExpired:  # in a call of the store's client that no signal ends
+    except subprocess.TimeoutExpired:  # it is in a call of the store's client that no signal ends
         process.kill()
         process.wait()
         with suppress(OmniloadError):
@@ -186,14 +186,14 @@ def _take_back(process: "subprocess.Popen[bytes]", mountpoint: str) -> None:
 
 
 def run_daemon(serve: Callable[[bytes, Callable[[], None]], None], *, role: str) -> None:
-    """Be the process that ``start_daemon`` starts: the body of its module's ``main``.
+    """Run as the process that ``start_daemon`` starts: the body of its module's ``main``.
 
     Args:
-        serve: Called with the settings and with what to call once the mount is usable.
+        serve: Called with the settings, and with a function to call once the mount is usable.
         role: Name of the process in its log.
     """
     report_fd = int(sys.argv[1])
-    # A process that the daemon starts would keep the pipe, and its parent, waiting.
+    # A child process of the daemon would keep the pipe open, and the parent waiting.
     os.set_inheritable(report_fd, False)
     set_up_logging("INFO", role=role)
     if code := serve_reporting(
@@ -205,11 +205,11 @@ def run_daemon(serve: Callable[[bytes, Callable[[], None]], None], *, role: str)
 def serve_reporting(
     serve: Callable[[Callable[[], None]], None], report_fd: int, *, role: str
 ) -> int:
-    """Serve a mount until it ends; tell the parent when it is usable, or why it never was; return the exit code.
+    """Serve a mount until it ends; report to the parent that it is usable, or the error; return the exit code.
 
     Args:
-        serve: Called with what to call once the mount is usable.
-        report_fd: Where the parent reads; closed once it has been told that the mount is usable.
+        serve: Called with a function to call once the mount is usable.
+        report_fd: Descriptor that the parent reads; closed after the report that the mount is usable.
         role: Name of the process in its log.
     """
     is_ready = False
@@ -233,7 +233,7 @@ def serve_reporting(
     try:
         serve(ready)
     except Exception as error:  # noqa: BLE001 -- reported to the parent, whatever it is
-        # Once it was ready the number may be another file's.
+        # After the report, the number may belong to another file.
         return _report_failure(error, role, None if is_ready else report_fd)
     return 0
 
@@ -250,7 +250,7 @@ def umount(mountpoint: str) -> None:
             [*unmount_command(lazily=False), mountpoint],
             capture_output=True,
             encoding="utf-8",
-            errors="backslashreplace",  # it names the mount point
+            errors="backslashreplace",  # the text names the mount point
             check=False,
             timeout=_UNMOUNTED_WITHIN_S,
         )
@@ -268,7 +268,7 @@ def umount(mountpoint: str) -> None:
 
 
 def unmount_command(*, lazily: bool) -> list[str]:
-    """Return the command that unmounts; root needs none of FUSE's own.
+    """Return the command that unmounts; root does not need that of FUSE.
 
     Raises:
         ConfigError: There is none.
@@ -281,7 +281,7 @@ def unmount_command(*, lazily: bool) -> list[str]:
 
 
 def why_not(target: str, options: BridgeOptions, fuse_conf: str = "/etc/fuse.conf") -> str | None:
-    """Return why a user may not mount, as far as it is known beforehand: libfuse does not say."""
+    """Return why a user may not mount, as far as this is known in advance, because libfuse does not say."""
     if os.geteuid() == 0:
         return None
     if shutil.which("fusermount3") is None:
@@ -299,10 +299,11 @@ def why_not(target: str, options: BridgeOptions, fuse_conf: str = "/etc/fuse.con
 
 
 def _asked(mountpoint: str, within_s: float) -> os.stat_result:
-    """Return what a mount point is; where something is mounted already, the process behind that is asked."""
+    """Return the status of a mount point; if something is mounted there, its daemon is asked."""
 
     def answer() -> os.stat_result:
-        os.statvfs(mountpoint)  # the kernel may know what stat says without asking a dead daemon
+        # the kernel may answer stat from its cache without asking a dead daemon
+        os.statvfs(mountpoint)
         return os.stat(mountpoint)  # noqa: PTH116 -- the errno is what is asked for
 
     if fuse_mount_at(mount_point(mountpoint)) is None:
@@ -317,15 +318,15 @@ def _asked(mountpoint: str, within_s: float) -> os.stat_result:
 
 
 def clear_dead_mount(mountpoint: str, within_s: float = _ANSWERS_WITHIN_S) -> None:
-    """Take a mount away whose daemon is gone ("Transport endpoint is not connected").
+    """Remove a mount whose daemon is dead ("Transport endpoint is not connected").
 
     Args:
-        mountpoint: Where it is, if it is there.
-        within_s: Most seconds for a mount that is alive to answer.
+        mountpoint: Mount point, which may have no mount.
+        within_s: Most seconds in which a live mount must answer.
 
     Raises:
-        ConfigError: The mount point is not there, or is no directory.
-        UnavailableError: A mount is there whose daemon does not answer.
+        ConfigError: The mount point does not exist, or is no directory.
+        UnavailableError: There is a mount whose daemon does not answer.
     """
     for _ in range(_MOST_DEAD):
         try:

@@ -17,15 +17,15 @@ from omniload.base.linux.cores import cores_here
 __all__ = ["BusyPoll", "Poller"]
 
 LOOKS = 30
-"""Before a sleep: some 15 microseconds."""
+"""Polls before a sleep: some 15 microseconds."""
 _MOST_IN_VAIN = 8
-"""Sleeps that came all the same, after which it rests."""
+"""Sleeps despite polling, after which polling rests."""
 _REST = 100
-"""Sleeps without looks before; one that has looks, and comes all the same, ends the trial."""
+"""Sleeps without polling before the next trial; a trial ends with the first sleep despite polling."""
 
 
 class BusyPoll:
-    """Decides for each wait of a loop.
+    """Decides for each wait of a loop how often to poll.
 
     Args:
         num_cores: Cores that this process may use; with a single core, no program can ask while the loop polls.
@@ -33,35 +33,35 @@ class BusyPoll:
 
     def __init__(self, num_cores: int | None = None) -> None:
         num_cores = cores_here() if num_cores is None else num_cores
-        # On one core no caller could run while the loop looks.
+        # On one core no caller could run while the loop polls.
         self._looks = LOOKS if num_cores > 1 else 0
         self._in_vain = 0
         self._rest = 0
 
     def looks(self) -> int:
-        """Return how often to look before the next sleep."""
+        """Return how often to poll before the next sleep."""
         if not self._rest:
             return self._looks
         self._rest -= 1
         return 0
 
     def found(self) -> None:
-        """Note that a look found something."""
+        """Note that a poll found something."""
         self._in_vain = 0
 
     def slept(self) -> None:
-        """Note that all looks found nothing."""
+        """Note that all polls found nothing."""
         self._in_vain += 1
         if self._in_vain >= _MOST_IN_VAIN:
-            # One below: a single look in vain after the rest begins the next one.
+            # One below the limit: after the rest, a single poll in vain begins the next rest.
             self._in_vain, self._rest = _MOST_IN_VAIN - 1, _REST
 
 
 class Poller:
-    """Calls what belongs to each descriptor that has something to read. All but ``wake`` is for one thread.
+    """Calls the function of each descriptor that is readable. All calls but ``wake`` are for one thread.
 
     Args:
-        woken: Called there after ``wake``.
+        woken: Called on that thread after ``wake``.
     """
 
     def __init__(self, woken: Callable[[], None]) -> None:
@@ -71,18 +71,18 @@ class Poller:
         self._calls_of: dict[int, Callable[[], None]] = {}
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._open = threading.RLock()
-        """A signal's handler may come while this thread holds it."""
+        """Reentrant, because a signal handler may run while this thread holds it."""
         self._closed = False
         self.watch(self._bell, self._rung)
 
     def watch(self, descriptor: int, call: Callable[[], None]) -> None:
-        """Have ``call`` made whenever ``descriptor`` has something to read."""
+        """Call ``call`` whenever ``descriptor`` is readable."""
         self._calls_of[descriptor] = call
-        # poll and not select, which takes no descriptor above 1,023.
+        # Use poll, because select takes no descriptor above 1,023.
         self._poll.register(descriptor, select.POLLIN)
 
     def unwatch(self, descriptor: int) -> None:
-        """End ``watch``, also for what the ``wait`` under way has found already."""
+        """End ``watch``, also for events that the present ``wait`` has already found."""
         del self._calls_of[descriptor]
         self._poll.unregister(descriptor)
 

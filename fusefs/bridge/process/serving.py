@@ -21,14 +21,14 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def mounted_as(target: str) -> str | None:
-    """Return the device number of the mount at a place; ``None`` where there is none."""
+    """Return the device number of the mount at a path; ``None`` if there is none."""
     mount = fuse_mount_at(target)
     return mount.device if mount else None
 
 
 @contextmanager
 def ended_by_signals(end: Callable[[], None], target: str) -> Iterator[None]:
-    """Have ``end`` called by each signal that asks a process to end."""
+    """Call ``end`` at each signal that asks a process to end."""
 
     def asked(number: int, _: object) -> None:
         _LOG.info("signal %s: unmounting %s", number, target)
@@ -43,14 +43,14 @@ def ended_by_signals(end: Callable[[], None], target: str) -> Iterator[None]:
 
 
 class Serving(Protocol):
-    """The loop of a binding, as far as a hand-over stops it and has it go on."""
+    """The loop of a binding, as far as a hand-over stops and resumes it."""
 
     def watch(self, descriptor: int, call: Callable[[], None]) -> None:
         """Call back whenever a descriptor is readable."""
         ...
 
     def unwatch(self, descriptor: int) -> None:
-        """Do so no more."""
+        """End ``watch``."""
         ...
 
     def take_requests(self, *, on: bool) -> None:
@@ -58,18 +58,18 @@ class Serving(Protocol):
         ...
 
     def finish_tasks(self, within_s: float) -> bool:
-        """Go on until no request is under way; return whether it came to that."""
+        """Run until no request is under way; return whether all finished in time."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ServedMount:
-    """A mount that this process answers for."""
+    """A mount that this process serves."""
 
     target: str
     """Real path of the mount point."""
     device: int
-    """/dev/fuse."""
+    """Descriptor of /dev/fuse."""
     filesystem: FileSystem
     loop: Serving
 
@@ -93,21 +93,21 @@ class HandOver:
     ) -> None:
         self._mount, self._state, self._over, self._let_go = mount, state, over, let_go
         self.handed = False
-        """Whether the mount lives on in another process."""
+        """Whether the mount continues in another process."""
         listener = listen(mount.target)
         self._door = None if listener is None else Door(listener)
         if self._door is not None:
             mount.loop.watch(self._door.fileno(), self._asked)
 
     def close(self) -> None:
-        """Free the address at which the mount is asked for."""
+        """Free the address at which other processes ask for the mount."""
         if self._door is not None:
             self._door.close()
 
     def _asked(self) -> None:
         door, loop, device = self._door, self._mount.loop, self._mount.device
         assert door is not None, "it rang"
-        # One at a time: another peer that asks while requests are finished waits.
+        # One peer at a time: another one waits while requests are finished.
         loop.unwatch(door.fileno())
         loop.take_requests(on=False)
         is_blocking = os.get_blocking(device)
@@ -115,7 +115,7 @@ class HandOver:
         if self.handed:
             self._over()
             return
-        # libfuse waits in its reads, and must: as it was before the other process was to have it.
+        # Restore the flag of before, because libfuse needs blocking reads.
         os.set_blocking(device, is_blocking)
         loop.take_requests(on=True)
         loop.watch(door.fileno(), self._asked)

@@ -1,7 +1,7 @@
 """Names in the abstract namespace, by which processes of this machine find the daemon of a mount.
 
-Such a name leaves no file behind that could outlive its daemon. But any user may take one, so a process that
-answers counts only if the kernel says that it is the user expected, or root.
+Such a name leaves no file behind that could outlive its daemon. But any user may take a name, so an
+answering process is trusted only if the kernel says that it belongs to the expected user, or to root.
 """
 
 import hashlib
@@ -24,19 +24,19 @@ def address_of(kind: str, target: str, uid: int) -> bytes:
         target: Real path of the mount point.
         uid: The user of the mount.
     """
-    # A digest: a name in the abstract namespace has 107 bytes at most, a path any number.
+    # Use a digest: a name in the abstract namespace has at most 107 bytes, a path may have more.
     place = hashlib.sha256(os.fsencode(target)).hexdigest()[:32]
     return f"\0omniload-{kind}-{uid}-{place}".encode()
 
 
 def credentials_of(peer: socket.socket) -> tuple[int, int]:
-    """Return process and user at the other end of a connection, as they were when it was made."""
+    """Return process and user at the other end of a connection, at the time of its start."""
     pid, uid, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return pid, uid
 
 
 def peer_name(peer: socket.socket) -> str:
-    """Return the other end of a connection in words."""
+    """Return a description of the process at the other end of a connection."""
     pid, uid = credentials_of(peer)
     return f"process {pid} of user {uid}"
 

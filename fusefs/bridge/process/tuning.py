@@ -1,4 +1,4 @@
-"""Read-ahead and requests in flight of a mount, set under /sys where we may (root)."""
+"""Read-ahead and requests in flight of a mount, set under /sys if this process may (root)."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,13 +22,13 @@ def holders_of_mount(device: str) -> list[str]:
     found = []
     for folder, mounts in mounts_everywhere():
         if any(mount.device == device for mount in mounts or ()):
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # the process has ended
                 found.append(f"{(folder / 'comm').read_text().strip()} ({folder.name})")
     return found
 
 
 def tune_kernel(options: BridgeOptions, target: str) -> None:
-    """Raise read-ahead and requests in flight of the mount at ``target`` where we may."""
+    """Raise read-ahead and requests in flight of the mount at ``target`` if this process may."""
     mount = fuse_mount_at(target)
     if mount is None:
         return
@@ -39,7 +39,7 @@ def tune_kernel(options: BridgeOptions, target: str) -> None:
         connection / "max_background": options.max_background,
         connection / "congestion_threshold": options.max_background * 3 // 4,
     }
-    # Each by itself: which of them may be set differs, and a mount works without.
+    # Set each one separately: any of them may be refused, and a mount works without.
     for path, value in settings.items():
         try:
             path.write_text(str(value), encoding="ascii")

@@ -1,14 +1,14 @@
-"""How a mount ends, reported to the processes that wait for it: the daemon's side, and an unmount that waits.
+"""The end of a mount, reported to processes that wait for it: the daemon's side, and an unmount that waits.
 
-The kernel lets an unmount return while the daemon behind it still publishes. So each daemon
-listens on an abstract socket named for its mount point, and sends each connection, one
-line of JSON each::
+The kernel lets an unmount return while the daemon still publishes. So each daemon
+listens on an abstract socket named for its mount point, and sends one
+line of JSON to each connection at two times::
 
     at once      {"version": 1, "process": 123, "bridge": "device", "watched": false}
     at its end   {"ended": true, "lost": ["path of a file that could not be published"]}
 
-and closes the connection by ending. A connection that closes without the second line is a
-daemon that was killed. The kernel frees the name with the process.
+The end of the process closes the connection. If a connection closes without the second line, the
+daemon was killed. The kernel frees the name with the process.
 """
 
 import os
@@ -35,7 +35,7 @@ __all__ = ["UnmountClient", "UnmountNotifier", "umount"]
 
 _LOG = get_logger(__name__)
 _ANSWER_WITHIN_S = 10.0
-"""For the first line, which a thread of its own sends."""
+"""Seconds for the first line, which a thread of its own sends."""
 _LOOK_EVERY_S = 1.0
 _REST_S = 0.1
 _ASK_AGAIN_AFTER_S = (0.1, 0.2, 0.4)
@@ -75,7 +75,7 @@ class UnmountNotifier:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(_address(self._target, os.getuid()))
-            # Processes that wait for the end, or ask whether the mount is watched, may be many.
+            # Many processes may wait for the end, or ask whether the mount is watched.
             listener.listen(16)
         except OSError as error:
             listener.close()
@@ -95,17 +95,17 @@ class UnmountNotifier:
             return
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        # Until then the kernel keeps the address for it, which the next process takes.
+        # Until the thread wakes, the kernel keeps the address, which the next process takes.
         if self._accepting.acquire(timeout=_ANSWER_WITHIN_S):
             self._listener.close()
             self._accepting.release()
 
     def notify(self, lost: Sequence[str]) -> None:
-        """Say that all is done that will be done, and which files could not be published."""
+        """Report that the daemon has finished, and which files could not be published."""
         line = orjson.dumps({"ended": True, "lost": list(lost)}) + b"\n"
         with self._lock:
             for peer in self._waiting:
-                with suppress(OSError):  # it waits no more
+                with suppress(OSError):  # the peer no longer waits
                     peer.sendall(line)
 
     def _answer(self, listener: socket.socket) -> None:
@@ -119,7 +119,7 @@ class UnmountNotifier:
                 if listener.fileno() < 0:  # closed: no peer is answered any more
                     self._hang_up()
                     return
-                # Out of descriptors, say. The peer stays in the queue, and this thread must not end.
+                # For example, there are no free descriptors. The peer stays in the queue, and this thread must not end.
                 _LOG.warning(
                     "a process that waits for the end of the mount cannot be answered: %s", error
                 )
@@ -130,7 +130,8 @@ class UnmountNotifier:
             try:
                 if credentials_of(peer)[1] not in {0, os.getuid()}:
                     raise PermissionError("asked by another user")
-                # Held over both: a daemon that ends in between would miss a peer that has heard the first line.
+                # Hold the lock over both steps: a daemon that ends in between would miss a peer that got the first
+                # line.
                 with self._lock:
                     # Peers that ask about the mount, or find it busy, leave again: their connections must not pile up.
                     self._waiting = _without_gone(self._waiting)
@@ -167,7 +168,7 @@ class UnmountClient:
     """The side of a process that waits for a mount's end.
 
     Attributes:
-        about: What its daemon sent of itself: ``process``, ``bridge``, ``watched``.
+        about: Facts that the daemon sent about itself: ``process``, ``bridge``, ``watched``.
     """
 
     def __init__(self, peer: socket.socket) -> None:
@@ -177,10 +178,10 @@ class UnmountClient:
 
     @classmethod
     def of(cls, mountpoint: str) -> "UnmountClient | None":
-        """Ask the daemon behind a mount; None where none answers (another host's, an image's, an older release's).
+        """Ask the daemon of a mount; None if none answers (that of another host, an image or an older release).
 
         Raises:
-            StateError: Somebody has the daemon's name, and is of another user or does not answer.
+            StateError: Another user's process has the daemon's name, or the process does not answer.
         """
         target = mount_point(mountpoint)
         owner = _owner(target)
@@ -192,7 +193,7 @@ class UnmountClient:
                 _LOG.debug("no process reports how %s ends: %s", target, error)
                 if not is_taken(address):
                     return None
-                # One that refuses is about to listen, or to go; one that stays silent would do so again.
+                # A process that refuses is about to listen, or to end; a silent one would stay silent.
                 if wait_s is None or not isinstance(error, ConnectionError):
                     raise StateError(
                         f"a process has the name at which that of {target!r} would answer, and does "
@@ -203,7 +204,7 @@ class UnmountClient:
 
     @classmethod
     def _connected(cls, address: bytes, owner: int) -> "UnmountClient | None":
-        """Connect and read what is sent at once; None where it is of another release."""
+        """Connect and read the first line; return None if the daemon is of another release."""
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         waiter = cls(peer)
         try:
@@ -221,21 +222,21 @@ class UnmountClient:
         return waiter
 
     def close(self) -> None:
-        """Wait no more."""
+        """Stop waiting."""
         self._peer.close()
 
     def wait(self, within_s: float, report: Callable[[float], None]) -> Sequence[str] | None:
-        """Wait until the daemon is gone.
+        """Wait until the daemon has ended.
 
         Args:
             within_s: Most seconds.
-            report: Called about once a second with how long it has been.
+            report: Called about once a second with the seconds so far.
 
         Returns:
-            Paths of files that could not be published; None where it ended without a word.
+            Paths of files that could not be published; None if the daemon ended without a report.
 
         Raises:
-            TimeoutError: It is still there.
+            TimeoutError: The daemon still runs.
         """
         begin, lost = time.monotonic(), None
         while True:
@@ -258,7 +259,7 @@ class UnmountClient:
         """Return the next line; nothing at the end."""
         while b"\n" not in self._rest:
             part = self._peer.recv(1 << 16)
-            # A daemon names each file that it lost; a line longer than this is none of ours.
+            # A daemon names each lost file; a line longer than this limit is not from a daemon.
             if not part or len(self._rest) > _MOST_BYTES:
                 return b""
             self._rest += part
@@ -267,7 +268,7 @@ class UnmountClient:
 
 
 def _check_owner(peer: socket.socket, owner: int) -> None:
-    """Check the user of the peer: any user may take an abstract name.
+    """Check the user of the peer, because any user may take an abstract name.
 
     Raises:
         StateError: It is another user's process.
@@ -280,7 +281,7 @@ def _check_owner(peer: socket.socket, owner: int) -> None:
 
 
 def _who_answers(address: bytes) -> str:
-    """Return the process that answers at a name, in words."""
+    """Return a description of the process that answers at a name."""
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as peer:
         try:
             peer.settimeout(_LOOK_EVERY_S)
@@ -291,20 +292,20 @@ def _who_answers(address: bytes) -> str:
 
 
 def _owner(target: str) -> int:
-    """Return the user of the mount: root unmounts for others, too."""
+    """Return the user of the mount, because root may unmount for others, too."""
     mount = fuse_mount_at(target)
     found = re.search(r"\buser_id=(\d+)", mount.options if mount else "")
     return int(found[1]) if found is not None else os.getuid()
 
 
 def _report_nothing(_: float) -> None:
-    """Wait in silence."""
+    """Report nothing."""
 
 
 def umount(
     mountpoint: str, *, within_s: float = 300.0, report: Callable[[float], None] = _report_nothing
 ) -> None:
-    """Unmount, and wait until the daemon behind it is gone and everything is published.
+    """Unmount, and wait until the daemon has published everything and ended.
 
     Args:
         mountpoint: The mount.
@@ -312,13 +313,13 @@ def umount(
         report: Called about once a second while it waits.
 
     Raises:
-        StateError: It is not a mount, or it is in use; or the daemon ended without a word, or cannot
-            be asked, since another process has its name.
-        UnavailableError: The daemon is still there.
-        IntegrityError: Files could not be published: what was written last is lost.
+        StateError: It is not a mount, or it is in use; or the daemon ended without a report, or cannot
+            be asked, because another process has its name.
+        UnavailableError: The daemon still runs.
+        IntegrityError: Files could not be published: the last writes are lost.
     """
     try:
-        # Before it is unmounted: a daemon with nothing to publish may be gone a moment later.
+        # Connect before the unmount: a daemon with nothing to publish may end a moment later.
         waiter = UnmountClient.of(mountpoint)
     except StateError as error:
         launch.umount(mountpoint)
@@ -330,7 +331,7 @@ def umount(
         launch.umount(mountpoint)
         return
     with closing(waiter):
-        # Looked up while it is there: processes that hold it elsewhere are found by its device.
+        # Look up the mount while it exists: its device identifies processes that hold it in other namespaces.
         mount = fuse_mount_at(mount_point(mountpoint))
         launch.umount(mountpoint)
         process = waiter.about["process"]
