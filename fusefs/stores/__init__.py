@@ -1,1 +1,1 @@
-"""Stores: where objects and manifests lie, behind one protocol."""
+"""Stores of objects and manifests, behind one protocol."""

@@ -1,10 +1,10 @@
-"""How long a call of a store may take, and what becomes of a client's call that takes longer.
+"""Time limits for calls of a store, and for calls of its client that take longer.
 
 A client that hangs (in a socket, in Java) cannot be stopped from outside. So its calls are made in
-threads of their own (``Callers``), and the thread is abandoned when the time is over: the caller gets
-``UnavailableError``, and what the client returns later is dropped. Only a single call of a client is
-ever abandoned: what a store makes of several goes on in the thread that asked, and ends there.
-An abandoned call may still be carried out, as may a request whose answer was lost.
+threads of their own (``Callers``), and the thread is abandoned at the end of the time: the caller gets
+``UnavailableError``, and a late result of the client is dropped. Only single calls of a client are
+abandoned. A store call that makes several of them continues in the thread of its caller, and ends there.
+An abandoned call may still take effect, just like a request whose answer was lost.
 """
 
 import contextvars
@@ -48,7 +48,7 @@ MOST_ABANDONED = 32
 """Most hanging calls of one client; at this number no further call is begun."""
 _LOOK_EVERY_S = 1.0
 _GIVEN_UP_WITHIN_S = 2.0
-# A thread is kept for the next call that long: to start one costs more than many a call.
+# Seconds that an idle thread waits for the next call, because starting a thread costs more than many calls take.
 _IDLE_S = 60.0
 
 
@@ -56,7 +56,7 @@ _current: contextvars.ContextVar[Deadline | None] = contextvars.ContextVar("dead
 
 
 def left_s() -> float | None:
-    """Return the seconds that are left to the call under way; None where it has no limit."""
+    """Return the seconds that are left to the current call; None if it has no limit."""
     deadline = _current.get()
     return None if deadline is None else deadline.left_s()
 
@@ -64,7 +64,7 @@ def left_s() -> float | None:
 @contextmanager
 def within(limit_s: float) -> Iterator[Deadline]:
     """Limit all calls of stores inside the block to ``limit_s`` seconds together; an outer limit stays in force."""
-    # The outer one stays: what a call asks on its way must not begin the time anew.
+    # The outer limit stays: a nested call must not begin the time anew.
     if (outer := _current.get()) is not None:
         yield outer
         return
@@ -77,14 +77,14 @@ def within(limit_s: float) -> Iterator[Deadline]:
 
 
 def renew() -> None:
-    """Begin the limit anew: the store answered, and the call consists of many."""
+    """Begin the limit anew, because the store answered one of many calls."""
     if (deadline := _current.get()) is not None:
         deadline.renew()
 
 
 @contextmanager
 def allowing(size_bytes: int) -> Iterator[None]:
-    """Give the client more time inside: it moves ``size_bytes`` by itself, and bounds its own requests."""
+    """Give the client more time inside the block: it moves ``size_bytes`` itself, and limits its own requests."""
     deadline = _current.get()
     more_s = size_bytes / LEAST_BYTES_S
     if deadline is not None:
@@ -98,11 +98,11 @@ def allowing(size_bytes: int) -> Iterator[None]:
 
 @contextmanager
 def waiting_for_others() -> Iterator[None]:
-    """Stop the time inside, for a wait that has a limit of its own."""
+    """Stop the time inside the block, for a wait that has a limit of its own."""
     deadline = _current.get()
     token = _current.set(None)
     if deadline is not None:
-        # And not only no limit inside: the time stands still for those who hold the deadline as well.
+        # Change the deadline itself, so that the time also stands still for other holders of it.
         deadline.until = float("inf")
     try:
         yield
@@ -112,19 +112,19 @@ def waiting_for_others() -> Iterator[None]:
 
 
 def request_limit_s(give_up_after_s: float) -> float:
-    """Return how long a client may wait for one request, so that a call has time for another attempt."""
+    """Return the seconds that a client may wait for one request, so that a call has time for another attempt."""
     return max(1.0, give_up_after_s / 3)
 
 
 class _Call(Generic[Result]):
-    """One call of a client, in whichever thread."""
+    """One call of a client, in any thread."""
 
     def __init__(self, name: str, path: str, call: Callable[[], Result]) -> None:
         self.name, self.path = name, path
         self.begun_s = time.monotonic()
         self.ended = threading.Event()
         self.dropped: Callable[[Result], object] | None = None
-        """Set when it is abandoned: called with what it returns."""
+        """Called with the result of an abandoned call; None until the call is abandoned."""
         self._call = call
         self._context = contextvars.copy_context()
         self._result: Result | None = None
@@ -138,7 +138,7 @@ class _Call(Generic[Result]):
             self._error = error
 
     def result(self) -> Result:
-        """Return what the call returned, or raise what it raised."""
+        """Return the call's result, or raise its exception."""
         if self._error is not None:
             raise self._error
         return cast("Result", self._result)
@@ -154,17 +154,17 @@ _ALL: "weakref.WeakSet[Callers]" = weakref.WeakSet()
 
 
 def hanging_calls() -> list[str]:
-    """Return what hangs in this process, one line each; the process cannot wait for them at its end."""
+    """Return the hanging calls of this process, one line each; the process cannot wait for them at its end."""
     return [line for callers in list(_ALL) for line in callers.hanging()]
 
 
 class Callers:
     """Threads that make the calls of one client. Safe in threads.
 
-    A call without a limit (``within``) is made where it stands.
+    A call without a limit (``within``) is made in the thread of the caller.
 
     Args:
-        client: For messages.
+        client: Name of the client, for messages.
     """
 
     def __init__(self, client: str) -> None:
@@ -173,7 +173,7 @@ class Callers:
         self._names = itertools.count()
         self._reset()
         self.total_abandoned = 0
-        """Since the start."""
+        """Number of calls abandoned since the start."""
         _ALL.add(self)
 
     def _reset(self) -> None:
@@ -182,7 +182,7 @@ class Callers:
         self._abandoned: set[_Call[Any]] = set()
 
     def hanging(self) -> list[str]:
-        """Return what hangs at this moment, one line each."""
+        """Return the calls that hang at this moment, one line each."""
         with self._lock:
             return [f"{self._client}: {call.name} of {call.path!r}" for call in self._abandoned]
 
@@ -237,9 +237,10 @@ class Callers:
 
     def _begin(self, call: _Call[Result]) -> _Call[Result]:
         with self._lock:
-            if self._process != os.getpid():  # forked off: the threads stayed behind
+            # a forked process, in which these threads do not exist
+            if self._process != os.getpid():
                 self._reset()
-            # Each holds a thread and a connection: a store that hangs must not cost the process all of either.
+            # Each hanging call holds a thread and a connection; a store that hangs must not use up either.
             if len(self._abandoned) >= MOST_ABANDONED:
                 oldest = min(self._abandoned, key=lambda hung: hung.begun_s)
                 raise UnavailableError(
@@ -251,7 +252,7 @@ class Callers:
         try:
             caller.take(call)
         except RuntimeError as error:
-            # Python's word for a limit of the system, which others may leave room in soon.
+            # Python's error for a system limit, below which other processes may soon leave room.
             raise UnavailableError(
                 f"{call.path!r}: no thread is left to {call.name} in: {error}; raise the limit of "
                 "processes (ulimit -u, or pids.max of the container)"
@@ -279,7 +280,7 @@ class Callers:
     def end(self, call: _Call[Any], caller: "_Caller") -> None:
         """Note that a call returned, and keep its thread for the next one."""
         with self._lock:
-            # Under the lock of ``_abandon``: either that one finds it ended, or this one finds it abandoned.
+            # Under the lock of ``_abandon``: either that call sees this one ended, or this one sees itself abandoned.
             was_abandoned = call in self._abandoned
             self._abandoned.discard(call)
             call.ended.set()
@@ -288,13 +289,13 @@ class Callers:
             _LOG.info(
                 "%s: %s of %r returned after %.1f s", self._client, call.name, call.path, took_s
             )
-            # Here and not where it was abandoned: what the client returns comes only now.
+            # Drop it here and not when it was abandoned, because the client returns its result only now.
             call.drop()
         with self._lock:
             self._idle.append(caller)
 
     def retire(self, caller: "_Caller") -> bool:
-        """Let a thread go that has rested long; false where it has just been given a call."""
+        """Release a thread that was idle for long; return False if it has just been given a call."""
         with self._lock:
             if caller not in self._idle:
                 return False
@@ -303,10 +304,10 @@ class Callers:
 
 
 class _Caller(threading.Thread):
-    """Makes one call after the other; its process may end without it."""
+    """Makes one call after the other; the process may end without it."""
 
     def __init__(self, callers: Callers, number: int) -> None:
-        # A daemon thread, since it cannot be stopped: its process must be able to end.
+        # A daemon thread, because it cannot be stopped, and the process must be able to end.
         super().__init__(name=f"fusefs-client-{number}", daemon=True)
         self._callers = callers
         self._calls: SimpleQueue[_Call[Any]] = SimpleQueue()

@@ -1,4 +1,4 @@
-"""Files of a store that stay open between reads: opening asks a name node, or an object store's head."""
+"""Files of a store that stay open between reads, because each open asks a name node, or an object store."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -15,8 +15,8 @@ _OBJECTS = f"{RESERVED}/objects/"
 
 
 def never_changes(path: str) -> bool:
-    """Return whether what is at a path is written once and never replaced: an object of a striped file."""
-    # Their names are random and never given again (docs/design/fusefs/0010).
+    """Return whether a path is an object of a striped file, which is written once and never replaced."""
+    # Names of objects are random and never used again (docs/design/fusefs/0010).
     return path.startswith(_OBJECTS)
 
 
@@ -43,18 +43,18 @@ class HandleCache(Generic[File]):
         self._opening: SingleFlight[str, File] = SingleFlight()
 
     def held(self, path: str) -> File | None:
-        """Return the open file of a path, if it is held."""
+        """Return the open file of a path, if the cache has it."""
         return self._files.get(path)
 
     def opened(self, path: str) -> File:
-        """Open a file, and hold it if that may be; threads that ask at once share one opening."""
+        """Open a file, and keep it open if it can stay; concurrent callers share one opening."""
         if not (self._any_path or never_changes(path)):
             return self._open_file(path)
         if (held := self._files.get(path)) is not None:
             return held
-        # One that hangs says nothing of the next: each call then makes its own experience.
+        # A hanging open does not show that the next one will hang, so a waiting caller then opens the file itself.
         left = left_s()
-        # Half of what is left: after one that hangs there is time for an opening of its own.
+        # Wait for half of the remaining time, so that there is time for an opening of its own.
         within_s = None if left is None else left / 2
         return self._opening.call(path, lambda: self._opened_now(path), within_s=within_s)
 
@@ -66,13 +66,13 @@ class HandleCache(Generic[File]):
         return file
 
     def put(self, path: str, file: File) -> None:
-        """Hold a file that was opened elsewhere, in place of the one that is held."""
+        """Keep a file that was opened elsewhere, instead of the file in the cache."""
         self._files.put(path, file)
 
     def drop(self, path: str) -> None:
-        """Let a file go: it was removed, or reading it failed."""
+        """Release a file after it was removed, or reading it failed."""
         self._files.pop(path)
 
     def clear(self) -> None:
-        """Let all files go."""
+        """Release all files."""
         self._files.clear()

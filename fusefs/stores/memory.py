@@ -1,4 +1,4 @@
-"""The reference store: a dictionary. Tests and the model of what every store does."""
+"""The reference store: a dictionary, for tests and as the model of every store."""
 
 import errno
 import threading
@@ -30,7 +30,7 @@ class MemoryStore(Store):
     """Files in memory; nothing survives the process."""
 
     def __init__(self) -> None:
-        # Reentrant: calls of the store are made of other calls of it.
+        # Reentrant, because some calls of the store make other calls of it.
         self._lock = threading.RLock()
         self._nodes: dict[str, bytes | None] = {"": _DIRECTORY}
         self.mtimes_ns: dict[str, int] = {"": 0}
@@ -79,7 +79,7 @@ class MemoryStore(Store):
         if before is not None:
             with self._lock:
                 there = self.stat(path) if path in self._nodes else None
-            # Without the lock: it may wait for threads that ask this store.
+            # Without the lock, because the call may wait for threads that use this store.
             before(there)
         with self._lock:
             if path in self._nodes and self._nodes[path] is None:
@@ -168,7 +168,7 @@ class _MemoryWriter(ObjectWriter):
 
     @override
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        # Copied: the caller may use its memory again.
+        # Copy the bytes, because the caller may reuse its memory.
         self._parts.append(bytes(data))
 
     @override

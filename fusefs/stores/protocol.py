@@ -1,12 +1,12 @@
 """The calls that fusefs makes to a store, and the errors that every store raises alike.
 
-Errors are part of the protocol, since a wrong one becomes wrong data further up:
+Errors are part of the protocol, because a wrong error becomes wrong data further up:
 
-- ``FileNotFoundError`` only where the store positively says that nothing is there;
+- ``FileNotFoundError`` only if the store positively says that nothing is there;
 - ``UnavailableError`` for every outage, timeout or unknown failure: it may be retried;
 - ``IntegrityError`` for a read that returns fewer bytes than asked;
 - ``FileExistsError``, ``NotADirectoryError``, ``IsADirectoryError``, ``PermissionError`` and
-  ``OSError`` with ``ENOTEMPTY`` or ``ENOSPC`` as POSIX means them.
+  ``OSError`` with ``ENOTEMPTY`` or ``ENOSPC`` with their meaning in POSIX.
 """
 
 import errno
@@ -58,11 +58,11 @@ class Entry:
     is_directory: bool
     size_bytes: int
     mtime_ns: int
-    """Whole seconds on some stores: never the only witness of a change."""
+    """Time of the last change; some stores keep whole seconds, so it is never the only sign of a change."""
     mode: int | None = None
-    """Permission bits, where the store keeps them."""
+    """Permission bits, if the store keeps them."""
     version: str | None = None
-    """Changes whenever the content does (an ETag); None where the store names no versions."""
+    """Version that changes whenever the content does (an ETag); None if the store has no versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Preferred:
     """
 
     stripe_count: int = 4
-    """Objects of a striped file."""
+    """Number of objects of a striped file."""
     longest_read: int = 4 << 20
     """Most bytes of one ranged read."""
     read_ahead: int = 32 << 20
@@ -96,36 +96,36 @@ class Abandoned:
     """Calls of a client that did not return in time."""
 
     now: int = 0
-    """That hang at this moment."""
+    """Number of calls that hang at this moment."""
     total: int = 0
-    """Since the start."""
+    """Number of calls abandoned since the start."""
 
 
 class ObjectWriter(Protocol):
     """One object being written, front to back, by one thread at a time."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append ``data``; it may be reused by the caller after the call."""
+        """Append ``data``; the caller may reuse its memory after the call."""
         ...
 
     def close(self) -> None:
-        """Return when the object is whole, visible and durable."""
+        """Return when the object is complete, visible and durable."""
         ...
 
     def abort(self) -> None:
-        """Give the object up; what is left of it, if anything, is an orphan. Never raises."""
+        """Give up the object; anything that is left of it is an orphan. Never raises."""
         ...
 
 
 class RenameBegunError(UnavailableError):
-    """A rename that the rules allow was broken off by an outage: ``Store.go_on_renaming`` ends it."""
+    """A rename that the rules allow was interrupted by an outage: ``Store.go_on_renaming`` completes it."""
 
 
 _SHOWN_CHARACTERS = 120
 Before = Callable[[Entry | None], None]
-"""Called by ``Store.publish`` when the file is ready and nothing shows of it, with what it replaces.
+"""Function that ``Store.publish`` calls with the entry to replace, when the file is ready but not visible.
 
-It may wait, and look at what is there; if it raises, nothing changes. May be called again."""
+It may wait, and look at the entry. If it raises, nothing changes. It may be called again."""
 
 
 class Store(Protocol):
@@ -156,7 +156,7 @@ class Store(Protocol):
         ...
 
     def listing(self, path: str) -> list[Entry]:
-        """Return what lies directly in a directory, in any order."""
+        """Return the entries of a directory, in any order."""
         ...
 
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:
@@ -172,10 +172,10 @@ class Store(Protocol):
         return self.read(path, offset, size_bytes)
 
     def create(self, path: str) -> ObjectWriter:
-        """Start an object that does not exist yet; missing parents are made.
+        """Start a new object; missing parents are made.
 
         Raises:
-            FileExistsError: It does: objects are written once.
+            FileExistsError: The object exists already; objects are written once.
         """
         ...
 
@@ -206,12 +206,12 @@ class Store(Protocol):
         """Rename as POSIX does: over a file, or over an empty directory.
 
         Raises:
-            RenameBegunError: It is not one step on this store, and was broken off.
+            RenameBegunError: The rename takes several steps on this store, and was interrupted.
         """
         ...
 
     def go_on_renaming(self, source: str, target: str) -> None:
-        """End a rename that raised ``RenameBegunError``; the rules of rename were applied when it began."""
+        """Complete a rename that raised ``RenameBegunError``; the rules of rename were applied when it began."""
         self.rename(source, target)
 
     def remove(self, path: str) -> None:
@@ -236,7 +236,7 @@ class Store(Protocol):
 
     @property
     def answers_at_once(self) -> bool:
-        """Whether it takes microseconds to learn what is at a path, and to publish a small new file."""
+        """Whether it takes microseconds to look up a path, and to publish a small new file."""
         return False
 
     def set_mode(self, path: str, mode: int | None) -> None:
@@ -249,22 +249,22 @@ class Store(Protocol):
         del path, mode
 
     def delay_syncs(self) -> None:
-        """Let names and what is published be durable two seconds later, or with ``sync``, where that is dear.
+        """Let names and published files become durable two seconds later, or with ``sync``, if a sync is expensive.
 
-        What takes the place of a file stays durable before it does, and objects are when they are closed.
+        A file that replaces another is still durable before it does, and objects are durable when they are closed.
         """
         return
 
     def sync(self, path: str = "") -> None:
-        """Return when a path, or everything for the empty one, is durable with the names above it.
+        """Return when a path, or everything for the empty path, is durable with the names above it.
 
         Raises:
-            IntegrityError: What was closed lately was lost.
+            IntegrityError: Files that were recently closed were lost.
         """
         del path
 
     def usage(self) -> Usage | None:
-        """Return the space of the store where it is known."""
+        """Return the space of the store if it is known."""
         ...
 
     def close(self) -> None:
@@ -277,7 +277,7 @@ def checked_path(path: str) -> str:
 
     Raises:
         ValueError: A component is empty, ``.``, ``..``, holds a zero byte or is too long,
-            so that no path leaves the store.
+            so that no path can leave the store.
     """
     path = path.strip("/")
     if path and (fault := _fault_of(path)) is not None:
@@ -286,11 +286,11 @@ def checked_path(path: str) -> str:
 
 
 def stored_path(value: object, *, where: str) -> str:
-    """Return a path that something in the store names: what is not plain never reaches a call of a store.
+    """Return a path that was read from the store, checked so that only plain paths reach the calls of a store.
 
     Args:
-        value: What was read.
-        where: What was read, and which of its fields, for messages.
+        value: The value that was read.
+        where: The record and the field that were read, for messages.
 
     Raises:
         IntegrityError: It is no text, or no plain path: relative, of components that are neither
@@ -318,12 +318,12 @@ def stored_name(value: object, *, where: str) -> str:
 
 
 def _fault_of(path: str) -> str | None:
-    """Return what keeps a path from being plain."""
+    """Return the reason why a path is not plain, or None."""
     for part in path.split("/"):
         if part in {"", ".", ".."} or "\0" in part:
             return f"has the component {part!r}"
         try:
-            # Bytes and not characters: so the kernel counts a name, and so do stores.
+            # Count bytes, not characters, as the kernel and stores do.
             size_bytes = len(part.encode("utf-8", "surrogateescape"))
         except UnicodeEncodeError:
             return f"has the component {part[:40]!r}, which no bytes stand for"
@@ -333,7 +333,7 @@ def _fault_of(path: str) -> str | None:
 
 
 def parent_of(path: str) -> str:
-    """Return the directory of ``path``; the root's is the root."""
+    """Return the directory of ``path``; for the root, the root."""
     return path.rpartition("/")[0]
 
 
@@ -354,7 +354,7 @@ def not_empty(path: str) -> OSError:
 
 
 def check_whole(data: Data, path: str, offset: int, size_bytes: int) -> Data:
-    """Return ``data`` if it is whole.
+    """Return ``data`` if it is complete.
 
     Raises:
         IntegrityError: It is shorter than asked. The kernel would fill the rest with zeroes.
@@ -371,9 +371,9 @@ def check_rename(source: Entry, target: Entry | None, held: Sequence[Entry], pat
     """Apply the rules of rename for stores that do not know them.
 
     Args:
-        source: What is renamed.
-        target: What stands at the target, if anything.
-        held: Content of the target where it is a directory.
+        source: Entry to rename.
+        target: Entry at the target, if any.
+        held: Content of the target if it is a directory.
         path: The target, for messages.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Patience with a store: bounded retries of what may be repeated, and a count of what was asked."""
+"""Bounded retries of the calls of a store that may be repeated, and a count of all calls."""
 
 import threading
 import time
@@ -31,7 +31,7 @@ DEFAULT_WAITS_S = tuple(backoff_s(first_s=0.1, attempts=5))
 
 
 class _RefusedError(OmniloadError):
-    """Carries an outage past the retries of a call that it is none of."""
+    """Carries an outage of another call past the retries of the current one."""
 
     def __init__(self, reason: UnavailableError) -> None:
         super().__init__(str(reason))
@@ -39,7 +39,7 @@ class _RefusedError(OmniloadError):
 
 
 class _PatientWriter(ObjectWriter):
-    """A stream whose every call has the limit of a call of the store."""
+    """A stream whose every call has the time limit of a store call."""
 
     def __init__(self, stream: ObjectWriter, give_up_after_s: float) -> None:
         self._stream, self._give_up_after_s = stream, give_up_after_s
@@ -163,7 +163,7 @@ class RetryingStore(Store):
             self._rename(source, target)
 
     def _rename(self, source: str, target: str) -> None:
-        # Asked before the first attempt: only what was there shows whether that one was carried out.
+        # Look before the first attempt: only the former state shows whether that attempt succeeded.
         before = self._store_identity(source)
         rename = self._store.rename
 
@@ -178,7 +178,7 @@ class RetryingStore(Store):
                 if self._store_identity(target) != before:
                     raise
 
-        # Once by itself: only behind an outage is "not found" a sign that it was carried out.
+        # Make the first attempt separately: only after an outage does "not found" suggest that it succeeded.
         try:
             self._count("rename")
             rename(source, target)
@@ -219,7 +219,7 @@ class RetryingStore(Store):
 
     @override
     def sync(self, path: str = "") -> None:
-        # Once: what could not be written a kernel forgets, and says that all is well the next time.
+        # Only once, because after a failed write a kernel forgets the data, and reports success the next time.
         self._store.sync(path)
 
     @override
@@ -233,7 +233,7 @@ class RetryingStore(Store):
 
     def _store_identity(self, path: str) -> tuple[bool, int, int]:
         entry = self._patiently("stat", lambda: self._store.stat(path))
-        # Without the name: source and target are compared.
+        # Leave out the name, because source and target are compared.
         return entry.is_directory, entry.size_bytes, entry.mtime_ns
 
     def _repeatable_removal(self, name: str, path: str, remove: Callable[[str], None]) -> None:
@@ -250,7 +250,7 @@ class RetryingStore(Store):
                 try:
                     remove(path)
                 except FileNotFoundError:
-                    return  # the attempt that was not answered was carried out
+                    return  # an attempt without an answer did succeed
 
             self._patiently(name, again)
 
@@ -266,7 +266,7 @@ class RetryingStore(Store):
             )
 
     def counts(self) -> tuple[dict[str, int], int]:
-        """Return the calls so far by name, and how many of them repeated one that failed."""
+        """Return the calls so far by name, and the number of repeated calls."""
         with self._lock:
             return dict(self.calls), self._retries
 

@@ -1,4 +1,4 @@
-"""From a URL to a store."""
+"""Stores from URLs."""
 
 import os
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def parts_of(url: str) -> SplitResult:
     """Return the parts of a URL.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It is not a URL.
     """
     try:
         return urlsplit(url)
@@ -35,16 +35,16 @@ def parts_of(url: str) -> SplitResult:
 
 
 def local_path(url: str) -> str | None:
-    """Return the path of the directory of this machine that a URL names; None where it names another store.
+    """Return the path of the directory of this machine that a URL names; None if it names another store.
 
-    What is no URL is a path, whatever colons are in it.
+    A text that is no URL is a path, even with colons in it.
 
     Raises:
-        ConfigError: It is no URL, or names no directory.
+        ConfigError: It is a malformed URL, or names no directory.
     """
     parts = parts_of(url)
     if parts.scheme in _LOCAL:
-        # However it is written: fsspec's client of a directory would follow links out of it.
+        # Always use LocalStore, because fsspec's client of a directory would follow links out of it.
         if parts.netloc not in {"", "localhost"}:
             raise ConfigError(f"store {url!r} names no path; write file:///PATH, or the path alone")
         # Decode as bytes, because a path on Linux need not be UTF-8.
@@ -70,22 +70,22 @@ def open_store(
         url: A path or ``file://`` for a directory; ``mem:`` for memory; ``hdfs``, ``s3``, ``gs``,
             ``abfs`` for pyarrow; ``hdfs+native`` for HDFS without Java; ``fsspec+SCHEME://...``
             or any other scheme for fsspec.
-        options: Handed to fsspec.
-        give_up_after_s: Limit of opening, and of every call later: clients get time limits of
-            their own for one request by it, where they have any and the user set none.
+        options: Passed to fsspec.
+        give_up_after_s: Limit of opening, and of every later call. The time limit of a client for one
+            request is derived from it, if the client has one and the user set none.
 
     Raises:
         ConfigError: The URL names nothing that can be opened.
         UnavailableError: The store does not answer.
     """
     note_secrets_of(url, options)
-    # A Java machine takes some seconds to start, however well the store answers.
+    # Allow more time, because a Java machine takes some seconds to start, however quickly the store answers.
     with within(max(give_up_after_s, GIVE_UP_AFTER_S)):
         return _opened(url, options, give_up_after_s)
 
 
 def _opened(url: str, options: Mapping[str, Any] | None, give_up_after_s: float) -> Store:
-    # Imported here: pyarrow takes longer to load than many a command on a directory runs.
+    # Import lazily, because loading pyarrow takes longer than many commands on a directory run.
     if (path := local_path(url)) is not None:
         return LocalStore(path)
     parts = parts_of(url)
@@ -130,7 +130,7 @@ def check_root(store: Store, *, begin: bool = False) -> None:
             raise ConfigError(
                 f"store {store.location!r} holds nothing yet; its first mount begins it"
             ) from error
-        with suppress(FileExistsError):  # somebody was faster
+        with suppress(FileExistsError):  # another caller was faster
             store.make_directory("")
         return
     if not found.is_directory:

@@ -1,1 +1,1 @@
-"""A store in a local directory: paths that no link leads out of, and when names become durable."""
+"""A store in a local directory: paths that no link can lead out of it, and the durability of names."""

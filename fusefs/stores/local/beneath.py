@@ -1,12 +1,12 @@
-"""Paths below one directory, resolved by the kernel so that no link leads out of it, in a store's own words.
+"""Paths below one directory, resolved by the kernel so that no link can lead out of it.
 
-A user with write access to a store may put a symbolic link where a directory was, also between two calls
-of ours. So no path is ever handed to the kernel from its root: every one is resolved from the
+A user with write access to a store may replace a directory by a symbolic link, even between two calls
+of fusefs. So the kernel never resolves a whole path from the root. Every path is resolved from the
 descriptor of the directory by ``openat2`` (Linux 5.6), which refuses links on the way, or
-component by component where a kernel or a sandbox does not have that call. What is then done is
-done to a name in the directory that was found, never to a path.
+component by component if a kernel or a sandbox does not have that call. Operations then use
+a name in the resolved directory, never a path.
 
-A path may be of any length: what the kernel takes at once, it is given at once.
+Paths may have any length: a path that is too long for one call of the kernel is resolved in several.
 """
 
 import errno
@@ -39,7 +39,7 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _LOCAL_DISKS = frozenset(
     {0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0x2FC12FC1, 0xF2F52010}
 )
-"""ext4, XFS, Btrfs, tmpfs, overlay, ZFS, F2FS, as statfs(2) numbers them. NFS, Lustre and FUSE are not among them."""
+"""ext4, XFS, Btrfs, tmpfs, overlay, ZFS, F2FS, by their numbers in statfs(2). NFS, Lustre and FUSE are left out."""
 _ABSENT = frozenset({errno.ENOSYS, errno.EPERM, errno.EINVAL})
 """Errnos of a call that the kernel does not have, or that a sandbox forbids."""
 OBJECTS = f"{RESERVED}/objects"
@@ -50,20 +50,20 @@ _OUTAGE = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, e
 
 
 class Beneath:
-    """A directory, held open: it stays the one that was meant though its name leads elsewhere later.
+    """A directory, held open: it stays the same directory even if its name leads elsewhere later.
 
     Args:
-        root: The directory; links in this path are followed, since they were given on purpose.
-        walks: Whether to go component by component; found out if not given.
+        root: The directory; links in this path are followed, because the user gave them on purpose.
+        walks: Whether to resolve component by component; found out if not given.
 
     Raises:
         ConfigError: ``root`` is not a directory, or may not be searched.
     """
 
     def __init__(self, root: str | Path, *, walks: bool | None = None) -> None:
-        # Ahead of what may fail: ``__del__`` runs of an object that was never made whole, too.
+        # Set it before anything can fail, because ``__del__`` also runs for an object whose construction failed.
         self._fd = -1
-        # ``resolve`` has another error for links in a circle.
+        # Not ``resolve``, which raises another error for links in a circle.
         self.path = Path(os.path.realpath(root))
         try:
             self._fd = os.open(self.path, _DIRECTORY)
@@ -73,7 +73,7 @@ class Beneath:
                 said = f"cannot be opened: {error.strerror}"
             raise ConfigError(f"store {str(root)!r} {said}") from error
         self.is_local_disk = kind_of_filesystem(self._fd) in _LOCAL_DISKS
-        """Whether a disk, or the memory, of this machine is behind it, as far as the kernel says."""
+        """Whether the directory is on a disk, or in the memory, of this machine, as far as the kernel says."""
         self.walks = _lacks_openat2(self._fd) if walks is None else walks
 
     def __del__(self) -> None:
@@ -82,7 +82,7 @@ class Beneath:
             os.close(self._fd)
 
     def open(self, path: str, flags: int, mode: int = 0) -> int:
-        """Open a path; the empty one is the directory itself.
+        """Open a path; the empty path is the directory itself.
 
         Args:
             path: Relative and plain, of any length.
@@ -93,10 +93,10 @@ class Beneath:
             A descriptor, which the caller closes.
 
         Raises:
-            OSError: ``ELOOP`` where a symbolic link stands on the way or at the end.
+            OSError: ``ELOOP``: a component of the path is a symbolic link.
         """
         if not path:
-            # Opened anew: a descriptor with O_PATH can be neither read nor synced.
+            # Open it again, because a descriptor with O_PATH can be neither read nor synced.
             return os.open(".", flags | os.O_CLOEXEC, dir_fd=self._fd)
         if not self.walks and len(encoded := os.fsencode(path)) <= _MOST_PATH_BYTES:
             return openat2(self._fd, encoded, flags, mode)
@@ -108,7 +108,7 @@ class Beneath:
         """Yield a descriptor of the directory above a path, and the name in it.
 
         Raises:
-            OSError: ``ELOOP`` where a symbolic link stands on the way.
+            OSError: ``ELOOP``: a directory on the way is a symbolic link.
         """
         above, _, name = path.rpartition("/")
         if not above:
@@ -126,7 +126,7 @@ class Beneath:
             return os.stat(name, dir_fd=above, follow_symlinks=False)
 
     def space(self) -> os.statvfs_result:
-        """Describe the room of the file system below."""
+        """Describe the space of the file system."""
         return os.statvfs(self._fd)
 
     def _directory(self, path: str) -> int:
@@ -142,12 +142,12 @@ class Beneath:
         return at
 
     def _parts(self, path: bytes) -> Iterator[bytes]:
-        """Yield what is resolved in one call each."""
+        """Yield the parts of a path that are resolved in one call each."""
         if self.walks:
             yield from path.split(b"/")
             return
         while len(path) > _MOST_PATH_BYTES:
-            # At a slash: no component has more than 255 bytes, so there is one.
+            # Cut at a slash; there is one, because a component has at most 255 bytes.
             cut = path.rindex(b"/", 0, _MOST_PATH_BYTES + 1)
             yield path[:cut]
             path = path[cut + 1 :]
@@ -155,8 +155,8 @@ class Beneath:
 
 
 def umask() -> int:
-    """Return the mask of this process, without setting it."""
-    # umask(2) can only be asked by setting it, which other threads would make files under.
+    """Return the umask of this process, without setting it."""
+    # umask(2) returns it only by setting it, and other threads would create files under the new one.
     for line in (
         Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
     ):
@@ -188,19 +188,19 @@ def _lacks_openat2(directory: int) -> bool:
 
 
 def mode_of_new(path: str) -> int:
-    """Return the mode that a new folder is made with, before the mask of this process takes its part."""
+    """Return the mode for creating a folder, before the umask is applied."""
     return _most(path, 0o777 & ~umask()) if is_at_or_below(path, RESERVED) else 0o777
 
 
 def hidden_mode(path: str, mode: int) -> int:
-    """Return what is left of the mode of a folder of fusefs itself, as far as others may not list it."""
+    """Return the mode of a folder of fusefs itself, reduced so that other users cannot list it."""
     return mode & _most(path, mode)
 
 
 def _most(path: str, allowed: int) -> int:
-    """Return the most that a folder of fusefs itself allows.
+    """Return the largest mode of a folder of fusefs itself.
 
-    Where a group may write, since the store is shared so, it may list as well: its daemons do.
+    If a group may write, because the store is shared that way, it may list as well, as its daemons need to.
     """
     if not (is_at_or_below(path, OBJECTS) or is_at_or_below(path, TEMPORARY)):
         return 0o777 & ~_TO_CHANGE
@@ -209,15 +209,15 @@ def _most(path: str, allowed: int) -> int:
 
 
 def is_shown(found: os.stat_result) -> bool:
-    """Return whether a store shows what is there: files and directories alone."""
+    """Return whether a store shows an entry: only files and directories are shown."""
     return stat_bits.S_ISREG(found.st_mode) or stat_bits.S_ISDIR(found.st_mode)
 
 
 def check_shown(path: str, found: os.stat_result) -> None:
-    """Check that a store shows what is there.
+    """Check that a store shows an entry.
 
     Raises:
-        OSError: ``ELOOP`` of a symbolic link.
+        OSError: ``ELOOP``: it is a symbolic link.
         PermissionError: It is a pipe, a socket or a device.
     """
     if stat_bits.S_ISLNK(found.st_mode):
@@ -229,7 +229,7 @@ def check_shown(path: str, found: os.stat_result) -> None:
 
 
 def entry_of(path: str, found: os.stat_result) -> Entry:
-    """Describe what is at a path, as ``check_shown``."""
+    """Describe the entry at a path, after ``check_shown``."""
     check_shown(path, found)
     is_directory = stat_bits.S_ISDIR(found.st_mode)
     size = 0 if is_directory else found.st_size
@@ -253,6 +253,6 @@ def errors_of(path: str) -> Iterator[None]:
                 path,
             ) from error
         if error.errno is not None and error.filename != path:
-            # Else it names the last component, or none.
+            # Otherwise the error names the last component, or nothing.
             raise OSError(error.errno, error.strerror, path) from error
         raise

@@ -1,8 +1,8 @@
-"""When names and small files of a local store become durable, where that may come after the call that made them.
+"""Durability of names and small files of a local store, if it may come after the call that made them.
 
-A local disk does not make a file durable when it is closed, and a mount that did so at each close
-would unpack an archive at the speed of its flushes. So a store may leave that to fsync, and to one
-``syncfs`` for all that was written within two seconds.
+A local disk does not make a file durable when it is closed. If a mount did so at each close, it
+would unpack an archive at the speed of its flushes. So a store may leave durability to fsync, and to one
+``syncfs`` for everything that was written within two seconds.
 """
 
 import os
@@ -34,10 +34,10 @@ class Settling:
         self._within_s = SETTLES_WITHIN_S if within_s is None else within_s
         self._lock = threading.Lock()
         self._syncing = threading.Lock()
-        """Held while ``sync_all`` runs: a sync of what it covers waits for it."""
+        """Lock held while ``sync_all`` runs, so that another sync of the same data waits for it."""
         self._waiting: threading.Timer | None = None
         self._names_in: set[str] = set()
-        """Directories in which directories have names that are not durable."""
+        """Directories that hold names of directories which are not durable yet."""
         self._names_on_their_way: set[str] = set()
         self._knows_all = False
         """Whether all pending names are known: after the first full sync, as an earlier process may have left some."""
@@ -45,11 +45,11 @@ class Settling:
         self._closed = False
 
     def changed(self) -> None:
-        """Note that something was changed that is not durable."""
+        """Note a change that is not durable."""
         with self._lock:
             if self._waiting is not None or self._closed:
                 return
-            # One for all that changes meanwhile, and not put off by it: two seconds are a promise.
+            # One sync for all changes, which later changes do not delay, because two seconds are a promise.
             timer = threading.Timer(self._within_s, self._settle_in_time)
             timer.name, timer.daemon = "fusefs-settle", True
             try:
@@ -59,7 +59,7 @@ class Settling:
             else:
                 self._waiting = timer
                 return
-        # Noted before it runs, a timer that never began would keep every later one from beginning.
+        # Sync now: if a timer that never started stayed registered, no later one would start.
         self._settle_in_time()
 
     def directory_named(self, path: str) -> None:
@@ -74,7 +74,7 @@ class Settling:
             loose = self._names_in | self._names_on_their_way
             knows_all = self._knows_all
         above = parent_of(path)
-        # Each folder's name lies in the one above it: all of them must be durable, or the file is not to be found.
+        # A folder's name is in the folder above it: all must be durable, or the file could not be found.
         while above and knows_all and parent_of(above) not in loose:
             above = parent_of(above)
         return knows_all and not above
@@ -83,14 +83,14 @@ class Settling:
         """Make everything durable.
 
         Raises:
-            IntegrityError: As ``carry_out``.
+            IntegrityError: Same as for ``carry_out``.
         """
         with self._syncing:
             with self._lock:
                 if self._waiting is not None:
                     self._waiting.cancel()
                     self._waiting = None
-                # Before the sync: what is named during it may not be covered.
+                # Move the names before the sync, which may not cover names that are added during it.
                 self._names_on_their_way, self._names_in = self._names_in, set()
             self.carry_out(self._sync_all)
             with self._lock:
@@ -98,11 +98,11 @@ class Settling:
                 self._knows_all = True
 
     def carry_out(self, sync: Callable[[], None]) -> None:
-        """Make something durable.
+        """Run a sync.
 
         Raises:
-            IntegrityError: It cannot be, or something could not since this store was opened: what a
-                kernel failed to write once it forgets, and calls the next attempt a success.
+            IntegrityError: The sync failed, or an earlier one of this store did: after a failed write, a
+                kernel forgets the data, and reports the next attempt as a success.
         """
         if self._failed is None:
             try:
@@ -116,14 +116,15 @@ class Settling:
             )
 
     def close(self) -> None:
-        """Make durable what is not yet, and log what cannot be."""
+        """Make pending changes durable, and log those that cannot be."""
         with self._lock:
             self._closed = True
             is_due = self._waiting is not None
         if is_due:
             self._settle_in_time()
         with self._syncing:
-            pass  # the timer may be at it: its thread would end with the process, and what it finds be heard by none
+            # wait for a sync of the timer, whose thread would end with the process, and its error be lost
+            pass
 
     def _settle_in_time(self) -> None:
         try:
@@ -133,7 +134,7 @@ class Settling:
 
 
 def sync_directory(at: Beneath, path: str) -> None:
-    """Make names in a directory durable: a rename is not until its directory is."""
+    """Make names in a directory durable: a rename is durable only when its directory is."""
     directory = at.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)

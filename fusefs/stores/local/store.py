@@ -1,12 +1,12 @@
-"""A local directory, or anything the kernel mounts: NFS, Lustre, a disk.
+"""A local directory, or anything that the kernel mounts: NFS, Lustre, a disk.
 
-Only regular files and directories of it are shown. Symbolic links that lie in it are neither shown nor
-followed nor replaced, and nor are pipes and devices: a user with write access to the store must not be
+The store shows only regular files and directories. It does not show, follow or replace symbolic links,
+pipes and devices in the directory, because a user with write access to the store must not be
 able to lead its daemon, which may be root, elsewhere. (Links made through a mount are manifests.)
 
-Files that are written here bear the permissions that their file has to a user of the mount, but for
-those to write: a user without access to a file through a mount has none here either. Objects lie apart from
-their file, so the folders above it do not keep them: no other user may list where they lie, and their names are random.
+Files that are written here get the permissions that their file shows in a mount, except permissions
+to write. So a user without access to a file through a mount has none here either. Objects are not in the
+folders of their file, which therefore do not protect them: but no other user can list them, and their names are random.
 """
 
 import os
@@ -58,7 +58,7 @@ class LocalStore(Store):
 
     Args:
         root: The directory.
-        walks: As for ``Beneath``.
+        walks: Same as for ``Beneath``.
 
     Raises:
         ConfigError: ``root`` is not a directory.
@@ -69,7 +69,7 @@ class LocalStore(Store):
         self._settling: Settling | None = None
         self._usual_mode = 0o644 & ~umask()
         self._are_hidden = False
-        """Whether objects of older releases were looked at, whose folders anybody might list."""
+        """Whether objects of older releases were protected, whose folders anybody could list."""
 
     @property
     @override
@@ -84,7 +84,7 @@ class LocalStore(Store):
     @property
     @override
     def answers_at_once(self) -> bool:
-        # One that makes each file durable as it is published waits for the disk.
+        # A store that makes each file durable as it is published waits for the disk.
         return self._settling is not None and self._at.is_local_disk
 
     @override
@@ -100,7 +100,7 @@ class LocalStore(Store):
             try:
                 with os.scandir(directory) as found:
                     for item in found:
-                        # Removed between scan and stat: it is gone, which is what a listing should say.
+                        # An entry may be removed between scan and stat; then the listing leaves it out.
                         with suppress(FileNotFoundError):
                             said = item.stat(follow_symlinks=False)
                             if is_shown(said):
@@ -113,7 +113,7 @@ class LocalStore(Store):
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:
         with self._reading(path) as file:
             data = os.pread(file, size_bytes, offset)
-            # The kernel caps one read at 2 GiB and may return less near that.
+            # The kernel limits one read to 2 GiB and may return less near that.
             while data and len(data) < size_bytes:
                 more = os.pread(file, size_bytes - len(data), offset + len(data))
                 if not more:
@@ -167,7 +167,7 @@ class LocalStore(Store):
                 if self._settling is not None and there is not None:
                     # Make the new file durable before it replaces the old one, or a power failure could lose both.
                     self._settling.carry_out(lambda: os.fsync(file))
-                # Before the move: a private file must not lie open under its name for a moment.
+                # Set the mode before the move, so that a private file is never readable under its name.
                 os.fchmod(file, self._mode_of_file(mode))
                 self._move_in(temporary, path)
                 return entry_of(path, os.fstat(file))
@@ -200,7 +200,7 @@ class LocalStore(Store):
                 return
             moved, there = self.stat(source), self._entry_or_none(target)
             if there is not None and not moved.is_directory:
-                self._sync_path(source)  # as in ``publish``
+                self._sync_path(source)  # for the same reason as in ``publish``
             self._move(source, target)
             if moved.is_directory:
                 self._settling.directory_named(target)
@@ -228,7 +228,7 @@ class LocalStore(Store):
     def _mkdir(self, path: str) -> None:
         with self._at.parent(path) as (above, name):
             os.mkdir(name, mode_of_new(path), dir_fd=above)
-        # A folder of objects at once: they are durable when they are closed, and so must be the way to them.
+        # Sync a folder of objects at once: objects are durable when they are closed, and so must be their folders.
         if self._settling is None or path.startswith(RESERVED):
             sync_directory(self._at, parent_of(path))
         else:
@@ -254,7 +254,7 @@ class LocalStore(Store):
             wanted = self._mode_of_file(mode)
             if stat_bits.S_ISDIR(found.st_mode):
                 wanted = 0o700 | (0o755 if mode is None else mode) & _TO_SEARCH
-            # Else also what belongs to another user, and needs no change, would be refused.
+            # Skip an unnecessary change, which would be refused for an entry of another user.
             if stat_bits.S_IMODE(found.st_mode) != wanted:
                 os.fchmod(file, wanted)
 
@@ -296,7 +296,7 @@ class LocalStore(Store):
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         # The final mode of the file is known when it is published.
         is_private = never_changes(path) or path.startswith(TEMPORARY)
-        # Objects lie apart from their file's folders, which then do not keep them.
+        # Objects are not in the folders of their file, which do not protect them.
         mode = _PRIVATE if is_private else 0o644
         if is_private and not self._are_hidden:
             self._are_hidden = True
@@ -308,7 +308,7 @@ class LocalStore(Store):
             return self._at.open(path, flags, mode)
 
     def _hide_objects(self) -> None:
-        """Keep others from listing where objects lie, as far as that is ours to say."""
+        """Keep other users from listing the objects, as far as this user may."""
         with suppress(OSError, UnavailableError):
             below = [f"{OBJECTS}/{e.name}" for e in self.listing(OBJECTS) if e.is_directory]
             for path in (OBJECTS, TEMPORARY, *below):
@@ -318,7 +318,7 @@ class LocalStore(Store):
                         os.fchmod(folder, hidden)
 
     def _make_parents(self, path: str) -> None:
-        """Make missing parents, each of them durable."""
+        """Create missing parents, each of them durable."""
         above = parent_of(path)
         if not above:
             return
@@ -326,7 +326,7 @@ class LocalStore(Store):
             os.close(self._at.open(above, os.O_PATH | os.O_DIRECTORY))
         except FileNotFoundError:
             self._make_parents(above)
-            # Another thread, or another mount, makes the same parents.
+            # Another thread, or another mount, may create the same parents.
             with suppress(FileExistsError):
                 self._mkdir(above)
 
@@ -342,19 +342,19 @@ class _LocalWriter(ObjectWriter):
 
     @override
     def close(self) -> None:
-        # Taken away first: an abort after a close that failed must not close another's number.
+        # Take the number first: an abort after a failed close must not close a file that has reused it.
         file, self._file = self._file, -1
         with errors_of(self._path):
             try:
                 os.fsync(file)
             finally:
                 os.close(file)
-            # Its name as well: fsync of a file makes none durable.
+            # Sync the directory as well, because fsync of a file makes no name durable.
             sync_directory(self._at, parent_of(self._path))
 
     @override
     def abort(self) -> None:
-        file, self._file = self._file, -1  # as in ``close``
+        file, self._file = self._file, -1  # for the same reason as in ``close``
         with suppress(OSError):
             if file >= 0:
                 os.close(file)

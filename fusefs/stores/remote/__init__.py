@@ -1,1 +1,1 @@
-"""Stores behind a client library: its calls under deadlines, its errors translated, its files replaced."""
+"""Stores behind a client library: calls with deadlines, translated errors, atomic replacement of files."""

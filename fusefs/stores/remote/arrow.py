@@ -50,22 +50,22 @@ _PUTTING = frozenset({"s3", "gcs", "abfs"})
 _HADOOP = frozenset({"hdfs", "viewfs"})
 _ONE_PUT = "allow_delayed_open"
 _MOST_HELD = {"s3": 1024}
-"""An open file on S3 is a key and a length, one on HDFS a buffer of Java's."""
+"""Most open files kept: on S3 an open file is a key and a length, on HDFS a buffer of Java's."""
 _MOST_SEEN = 50_000
 _S_NS = 1_000_000_000
 _MARK = b"\xa7"
-"""Last byte of memory before it is read into: one that still is there may not have been read."""
+"""Last byte of memory before a read: if it is still there, it may not have been read."""
 
 
 def arrow_store(url: str, give_up_after_s: float = GIVE_UP_AFTER_S) -> Store:
-    """Open ``hdfs://host:port/path``, ``s3://bucket/path`` and what else pyarrow.fs knows.
+    """Open ``hdfs://host:port/path``, ``s3://bucket/path`` and other URLs of pyarrow.fs.
 
     Args:
         url: The store.
-        give_up_after_s: Limit of a call, by which the client's own are set.
+        give_up_after_s: Limit of a call, from which the client's own limits are derived.
 
     Raises:
-        ConfigError: pyarrow does not know the scheme, or cannot load what it needs; no bucket is named.
+        ConfigError: pyarrow does not know the scheme, or cannot load its library; no bucket is named.
         UnavailableError: The store does not answer.
     """
     asked = url
@@ -82,7 +82,7 @@ def arrow_store(url: str, give_up_after_s: float = GIVE_UP_AFTER_S) -> Store:
     elif urlsplit(url).scheme == "s3":
         asked = _putting_at_once(url)
     try:
-        # Opening HDFS connects: a name node that hangs holds this as long as any call.
+        # Opening HDFS connects, so a name node that hangs would block this like any call.
         filesystem, root = Callers("pyarrow").call(
             "open", url, lambda: pafs.FileSystem.from_uri(asked)
         )
@@ -90,7 +90,8 @@ def arrow_store(url: str, give_up_after_s: float = GIVE_UP_AFTER_S) -> Store:
         raise ConfigError(f"store {url!r}: {error}") from error
     except OSError as error:
         hint = "; is libhdfs.so in ARROW_LIBHDFS_DIR and CLASSPATH the list of Hadoop's jars?"
-        said, *places = str(error).splitlines()  # a library that is missing, in each of 40 places
+        # the missing library is named with each of 40 places
+        said, *places = str(error).splitlines()
         tried = f" (in {len(places)} places, among them {places[0]})" if places else ""
         raise UnavailableError(
             f"store {url!r}: {said}{tried}{hint if urlsplit(url).scheme == 'hdfs' else ''}"
@@ -101,7 +102,7 @@ def arrow_store(url: str, give_up_after_s: float = GIVE_UP_AFTER_S) -> Store:
 
 
 def _putting_at_once(url: str) -> str:
-    """Have a file of less than a part (10 MiB) put by one request, where three would begin, put and end an upload."""
+    """Make one request put a file of less than a part (10 MiB), which otherwise takes three for an upload."""
     query = urlsplit(url).query
     if _ONE_PUT in dict(parse_qsl(query, keep_blank_values=True)):
         return url
@@ -109,7 +110,7 @@ def _putting_at_once(url: str) -> str:
 
 
 def store_on(filesystem: pafs.FileSystem, root: str, url: str) -> Store:
-    """Return the store for a pyarrow filesystem: by whether a put of it replaces atomically."""
+    """Return the store for a pyarrow filesystem, depending on whether its put replaces atomically."""
     if filesystem.type_name in _PUTTING:
         return ObjectStore(ArrowBackend(filesystem, root, url))
     return RenamingStore(ArrowBackend(filesystem, root, url))
@@ -120,15 +121,15 @@ class ArrowBackend(RootedBackend):
 
     def __init__(self, filesystem: pafs.FileSystem, root: str, url: str) -> None:
         super().__init__(root, url)
-        # Ahead of the file system, which must be the last to go.
+        # Created before the file system, which must be released last.
         self._held = HandleCache[pa.NativeFile](
             lambda path: self._fs.open_input_file(self._at(path)),
             most=_MOST_HELD.get(filesystem.type_name, 256),
-            # Arrow's open file on S3 is a key and a length; on GCS a generation, on HDFS blocks.
+            # Arrow's open file on S3 is only a key and a length; on GCS it has a generation, on HDFS blocks.
             any_path=filesystem.type_name == "s3",
         )
         self._seen: Lru[str, None] = Lru(_MOST_SEEN)
-        """Paths that were files when they were listed or found last, where opening shows as much."""
+        """Paths that were files when they were last listed or found, if an open describes a file completely."""
         self._is_s3 = filesystem.type_name == "s3"
         self._fs = filesystem
 
@@ -143,9 +144,10 @@ class ArrowBackend(RootedBackend):
         return self._entry(path, info)
 
     def _found_by_opening(self, path: str) -> Entry | None:
-        """Open what was a file the last time, and hold it: one request describes it and readies its first read.
+        """Open a path that was a file the last time, and keep it: one request describes it and prepares its first read.
 
-        None where there is nothing to gain: it is held, or not known to be a file, which would cost one more.
+        Return None if this would save nothing: the file is open already, or is not known to be a file,
+        so that the open may cost an extra request.
         """
         if path not in self._seen or self._held.held(path) is not None:
             return None
@@ -167,14 +169,14 @@ class ArrowBackend(RootedBackend):
         is_directory = info.type == pafs.FileType.Directory
         mtime_ns = info.mtime_ns or 0
         if self._is_s3:
-            # Listed finer than it is said of one object: two looks would find two versions.
+            # A listing has a finer time than a look at one object, so the two would seem to be two versions.
             mtime_ns -= mtime_ns % _S_NS
             if not is_directory:
                 self._seen.put(path, None)
         return Entry(name_of(info.path), is_directory, info.size or 0, mtime_ns)
 
     def _find_surely(self, path: str) -> Entry | None:
-        """Distinguish "nothing there" from "no answer": a listing reports its failure, ``get_file_info`` none."""
+        """Distinguish "nothing there" from "no answer": a listing reports failures, but ``get_file_info`` does not."""
         try:
             self._fs.get_file_info(pafs.FileSelector(self._at(path), allow_not_found=False))
         except FileNotFoundError:
@@ -197,7 +199,7 @@ class ArrowBackend(RootedBackend):
     @override
     def is_file(self, path: str) -> bool:
         if self._is_s3:
-            # Opening asks for the object alone, where get_file_info goes on to look for a prefix.
+            # An open asks only for the object, but get_file_info also looks for a prefix.
             with _mapped(path):
                 try:
                     self._fs.open_input_file(self._at(path)).close()
@@ -234,7 +236,7 @@ class ArrowBackend(RootedBackend):
     def _read(self, path: str, size_bytes: int, read: Callable[[pa.NativeFile], Data]) -> Data:
         held = self._held.held(path)
         if held is not None:
-            # A fresh open distinguishes an object that is gone from a data node that is.
+            # A fresh open distinguishes a missing object from a dead data node.
             with suppress(OSError, ValueError, pa.ArrowException):
                 data = read(held)
                 if len(data) == size_bytes and not self._may_be_short(path, data):
@@ -244,7 +246,7 @@ class ArrowBackend(RootedBackend):
             return read(self._held.opened(path))
 
     def _may_be_short(self, path: str, data: bytes | memoryview) -> bool:
-        """Return whether what came from a held file may end before its end, which the client does not say."""
+        """Return whether bytes from an open file may be cut short, which the client does not report."""
         return self._is_s3 and data[-1:] == _MARK and not never_changes(path)
 
     @override
@@ -253,7 +255,7 @@ class ArrowBackend(RootedBackend):
             try:
                 stream = self._fs.open_output_stream(self._at(path))
             except FileNotFoundError:
-                # HDFS and object stores make parents by themselves; others say there is none.
+                # HDFS and object stores create parents themselves; others report that there is none.
                 self._fs.create_dir(self._at(path).rpartition("/")[0], recursive=True)
                 stream = self._fs.open_output_stream(self._at(path))
         return _ArrowWriter(stream, self, path, _mapped)
@@ -289,7 +291,7 @@ class ArrowBackend(RootedBackend):
 class _ArrowWriter(ClientWriter):
     @override
     def abort(self) -> None:
-        # Closing is the only way to end the stream's lease; what it leaves behind goes too.
+        # Closing is the only way to end the stream's lease; the file that it leaves is removed, too.
         with suppress(OSError, UnavailableError, ValueError):
             self._stream.close()
         with suppress(OSError, UnavailableError):
@@ -297,7 +299,7 @@ class _ArrowWriter(ClientWriter):
 
 
 def _read_fully(file: pa.NativeFile, offset: int, size_bytes: int) -> bytes:
-    """Read at a position until ``size_bytes`` or the end; a positional read may stop early."""
+    """Read at a position until ``size_bytes`` or the end, because a positional read may stop early."""
     data: bytes = file.read_at(size_bytes, offset)
     while data and len(data) < size_bytes:
         more = file.read_at(size_bytes - len(data), offset + len(data))
@@ -308,7 +310,7 @@ def _read_fully(file: pa.NativeFile, offset: int, size_bytes: int) -> bytes:
 
 
 def _filled(file: pa.NativeFile, offset: int, buffer: memoryview) -> memoryview:
-    """Read at a position as ``_read_fully`` does; return what was filled."""
+    """Read at a position like ``_read_fully``; return the filled part."""
     # S3's client may report bytes as read that it did not read; then the mark is still there.
     buffer[-1:] = _MARK
     # The same open file, but a stream with its own position, because threads read it concurrently.

@@ -47,7 +47,7 @@ class BackendStore(Store):
         self._files = BoundedFiles(backend, sends_at_close=sends_at_close)
         self._names: NameClient = BoundedNames(backend, self._files.callers)
         self._complained: Lru[str, None] = Lru(_MOST_COMPLAINED)
-        """Directories of which it was logged that something in them cannot be shown."""
+        """Directories for which it was logged that entries in them cannot be shown."""
 
     @property
     @override
@@ -68,7 +68,7 @@ class BackendStore(Store):
         found = self._find(path)
         if found is None:
             above = parent_of(path)
-            # The store's own directories are never files: a look below them asks once.
+            # The store's own directories are never files, so a look below them needs one request.
             if above and not is_at_or_below(path, RESERVED) and self._is_file(above):
                 raise NotADirectoryError(errno.ENOTDIR, "a parent is a file", path)
             raise FileNotFoundError(errno.ENOENT, "nothing there", path)
@@ -83,14 +83,15 @@ class BackendStore(Store):
         return self._named(self._listed(path), path)
 
     def _listed(self, path: str) -> list[Entry]:
-        # Asked for first: a listing that holds something says by itself that a directory is there.
+        # List first, because a listing with entries already proves that the directory exists.
         try:
             found = self._files.listing(path)
         except FileNotFoundError:
             if is_at_or_below(path, RESERVED):
                 raise
             self._check_directory(path)
-            return self._files.listing(path)  # made, or put in its place, since
+            # the directory was created, or replaced something, in between
+            return self._files.listing(path)
         except (OSError, UnavailableError):
             self._check_directory(path)
             raise
@@ -99,7 +100,7 @@ class BackendStore(Store):
         return found
 
     def _named(self, found: list[Entry], path: str) -> list[Entry]:
-        """Return what has a name of its own; keys such as ``a//b`` or ``a/../b`` of an object store have none."""
+        """Return the entries with names of their own; keys of an object store like ``a//b`` or ``a/../b`` lack one."""
         named = []
         for entry in found:
             where = f"a name in the listing of {path!r}"
@@ -131,15 +132,15 @@ class BackendStore(Store):
         try:
             return check_whole(read(path, offset, size_bytes), path, offset, size_bytes)
         except (FileNotFoundError, UnavailableError, IntegrityError):
-            # Clients call a directory not found, broken or empty; and a file that is being
-            # replaced is not found until stat has finished the replacement.
+            # Clients report a directory as missing, broken or empty. And a file that is being replaced is missing until
+            # stat has finished the replacement.
             if self.stat(path).is_directory:
                 raise IsADirectoryError(errno.EISDIR, "is a directory", path) from None
         return check_whole(read(path, offset, size_bytes), path, offset, size_bytes)
 
     @override
     def create(self, path: str) -> ObjectWriter:
-        # Clients write over what is there without a word.
+        # Check first, because clients overwrite existing files silently.
         if self._files.find(path) is not None:
             raise FileExistsError(errno.EEXIST, "objects are written once", path)
         return self._files.open_new(path)
@@ -184,10 +185,10 @@ class BackendStore(Store):
 
     @abstractmethod
     def _take_place(self, source: str, target: str, there: Entry | None) -> None:
-        """Rename to a target that the rules allow, where a file may stand and no directory does."""
+        """Rename to a target that the rules allow, which may be a file, but no directory."""
 
     def _check_rename(self, source: str, target: str) -> Entry | None:
-        """Apply the rules of rename; return what stands at the target."""
+        """Apply the rules of rename; return the entry at the target."""
         if target.startswith(f"{source}/"):
             raise OSError(errno.EINVAL, "a directory cannot go into itself", target)
         moved, there = self.stat(source), self._find(target)

@@ -1,4 +1,4 @@
-"""A client whose every call ends within the limit of what is under way (``fusefs.stores.deadlines``)."""
+"""A client whose every call ends within the current time limit (``fusefs.stores.deadlines``)."""
 
 from functools import partial
 
@@ -12,11 +12,11 @@ __all__ = ["BoundedFiles", "BoundedNames", "BoundedReplacingNames"]
 
 
 class BoundedFiles(FileClient):
-    """The files of another client, its calls made in threads that can be abandoned.
+    """The files of another client, whose calls are made in threads that can be abandoned.
 
     Args:
         inner: The client.
-        sends_at_close: Whether closing a stream may have to send all that was written.
+        sends_at_close: Whether closing a stream may have to send everything that was written.
     """
 
     def __init__(self, inner: FileClient, *, sends_at_close: bool = False) -> None:
@@ -69,7 +69,7 @@ class BoundedFiles(FileClient):
 
 
 class BoundedNames(NameClient):
-    """The names of another client.
+    """The names of another client, whose calls are made in threads that can be abandoned.
 
     Args:
         inner: The client.
@@ -119,13 +119,13 @@ class _BoundedWriter(ObjectWriter):
 
     @override
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        # An abandoned call may still send these bytes: units that were given away are never changed.
+        # An abandoned call may still send these bytes, which is safe because units are never changed after this.
         self._written_bytes += len(data)
         self._callers.call("write", self._path, partial(self._stream.write, data))
 
     @override
     def close(self) -> None:
-        # Such a client sends the parts of an upload here, however long that takes.
+        # Such a client sends the parts of an upload here, which may take long.
         with allowing(self._written_bytes if self._sends_at_close else 0):
             self._callers.call("close", self._path, self._stream.close)
 

@@ -25,7 +25,7 @@ __all__ = [
 
 
 class FileClient(Protocol):
-    """Looks at paths, reads files and writes new ones."""
+    """Calls that look at paths, read files and write new ones."""
 
     @property
     def location(self) -> str:
@@ -33,7 +33,7 @@ class FileClient(Protocol):
         ...
 
     def find(self, path: str) -> Entry | None:
-        """Describe ``path``; ``None`` only where the store positively says nothing is there."""
+        """Describe ``path``; ``None`` only if the store positively says that nothing is there."""
         ...
 
     def glimpse(self, path: str) -> Entry | None:
@@ -41,14 +41,14 @@ class FileClient(Protocol):
         return self.find(path)
 
     def is_file(self, path: str) -> bool:
-        """Return whether a file is there; for clients that ask less for this than for ``find``."""
+        """Return whether a file is there; for clients that need fewer requests for this than for ``find``."""
         found = self.find(path)
         return found is not None and not found.is_directory
 
     def listing(self, path: str) -> list[Entry]:
-        """Return what lies directly in a directory.
+        """Return the entries of a directory.
 
-        Of a file: the file itself, nothing or an error, as the client does.
+        For a file, the result is the file itself, nothing or an error, depending on the client.
 
         Raises:
             FileNotFoundError: The store positively says that no directory is there.
@@ -73,10 +73,10 @@ class FileClient(Protocol):
 
 
 class NameClient(Protocol):
-    """Moves and removes what is there, and makes directories."""
+    """Calls that move and remove entries, and make directories."""
 
     def move(self, source: str, target: str) -> None:
-        """Rename a file or directory to a name that is free, or copy and remove it."""
+        """Rename a file or directory to a free name, or copy and remove it."""
         ...
 
     def remove(self, path: str) -> None:
@@ -93,14 +93,14 @@ class NameClient(Protocol):
 
 
 class Backend(FileClient, NameClient, Protocol):
-    """The calls of a client library, with errors as ``fusefs.stores.protocol`` wants them."""
+    """The calls of a client library, with the errors of ``fusefs.stores.protocol``."""
 
 
 class ReplacingNames(NameClient, Protocol):
     """A client whose rename can replace a file."""
 
     def replace(self, source: str, target: str) -> None:
-        """Rename a file over another: at any moment one of them is at the target."""
+        """Rename a file over another, so that at any moment one of them is at the target."""
         ...
 
 
@@ -112,8 +112,8 @@ class RootedBackend(Backend):
     """A client whose paths begin at a root.
 
     Args:
-        root: In the client's words; empty for the client's own root.
-        url: For people.
+        root: Path in the form of the client; empty for the client's own root.
+        url: URL for people.
     """
 
     def __init__(self, root: str, url: str) -> None:
@@ -126,7 +126,7 @@ class RootedBackend(Backend):
         return self._url
 
     def _at(self, path: str) -> str:
-        """Return a path as the client wants it."""
+        """Return a path in the form of the client."""
         return f"{self._root}/{path}" if path else self._root or "/"
 
 

@@ -39,7 +39,7 @@ def translated(path: str, foreign: tuple[type[Exception], ...] = (Exception,)) -
     except _SAME_MEANING:
         raise
     except OSError as error:
-        # Asking again changes nothing about these.
+        # A retry would not change these.
         if error.errno in _SAME_NUMBER:
             raise
         raise UnavailableError(f"{path!r}: the store answers: {error}") from error

@@ -1,4 +1,4 @@
-"""Anything fsspec opens: hdfs-native, WebHDFS, sftp, object stores, its memory file system."""
+"""Stores through fsspec: hdfs-native, WebHDFS, sftp, object stores, its memory file system."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -32,21 +32,21 @@ def fsspec_store(
     options: Mapping[str, Any] | None = None,
     give_up_after_s: float = GIVE_UP_AFTER_S,
 ) -> Store:
-    """Open a URL with fsspec; a put replaces atomically where the protocol is an object store's.
+    """Open a URL with fsspec; a put replaces atomically if the protocol is that of an object store.
 
     Args:
         url: The store.
-        options: For the client.
-        give_up_after_s: Limit of a call, by which the client's own are set.
+        options: Options for the client.
+        give_up_after_s: Limit of a call, from which the client's own limits are derived.
 
     Raises:
         ConfigError: No installed package opens the URL.
-        UnavailableError: The store does not answer, where its client asks it at once (sftp does).
+        UnavailableError: The store does not answer, if its client connects at once (as sftp does).
     """
     given = {**limits_of(urlsplit(url).scheme, give_up_after_s), **(options or {})}
     filesystem, root = Callers("fsspec").call("open", url, lambda: _client_of(url, given))
     _refuse_wrapped(filesystem, url)
-    # Set here since not every client hands the option on: a cached listing would hide changes.
+    # Set it here, because not every client passes the option on, and a cached listing would hide changes.
     filesystem.dircache.use_listings_cache = False
     protocol = filesystem.protocol
     names = {protocol} if isinstance(protocol, str) else set(protocol)
@@ -72,10 +72,10 @@ def _client_of(url: str, given: Mapping[str, Any]) -> tuple[fsspec.AbstractFileS
 
 
 def _refuse_wrapped(filesystem: fsspec.AbstractFileSystem, url: str) -> None:
-    """Refuse a chain of clients that leads to a directory of this machine, or that keeps what it has read.
+    """Refuse a chain of clients that leads to a directory of this machine, or that caches reads.
 
     Raises:
-        ConfigError: It is one.
+        ConfigError: The client is such a chain.
     """
     client: Any = filesystem
     while isinstance(client, fsspec.AbstractFileSystem):
@@ -88,7 +88,7 @@ def _refuse_wrapped(filesystem: fsspec.AbstractFileSystem, url: str) -> None:
                 f"store {url!r} goes through {type(client).__name__}, which would show what was there before; "
                 "give the store itself, and disk_cache to a mount"
             )
-        # However deep: each layer of a chain may be one that is refused.
+        # Look at every layer, because each layer of a chain may be one that is refused.
         client = getattr(client, "fs", None) or getattr(client, "sync_fs", None)
 
 
@@ -109,7 +109,7 @@ class FsspecBackend(RootedBackend):
                     raise UnavailableError(
                         f"{path!r}: the store answers: {error.__cause__}"
                     ) from error
-                # An object store has no entry for a root that nothing was put under.
+                # An object store has no entry for a root with nothing below it.
                 return None if path else Entry("", True, 0, 0)
 
     @override
@@ -135,7 +135,7 @@ class FsspecBackend(RootedBackend):
     @override
     def open_new(self, path: str) -> ObjectWriter:
         with translated(path):
-            # sftp makes no folder by itself; an object store has none to make.
+            # sftp does not create folders by itself; an object store has none to create.
             self._fs.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
             return _FsspecWriter(self._fs.open(self._at(path), "wb"), self, path, translated)
 
@@ -158,7 +158,7 @@ class FsspecBackend(RootedBackend):
     def remove_directory(self, path: str) -> None:
         with translated(path):
             if type(self._fs).rmdir is fsspec.AbstractFileSystem.rmdir:
-                # fsspec's own rmdir does nothing; such clients (WebHDFS) remove both kinds with rm.
+                # fsspec's own rmdir does nothing; clients without one (WebHDFS) remove both kinds with rm.
                 self._fs.rm(self._at(path), recursive=False)
             else:
                 self._fs.rmdir(self._at(path))
@@ -171,7 +171,7 @@ class FsspecBackend(RootedBackend):
 class _FsspecWriter(ClientWriter):
     @override
     def abort(self) -> None:
-        # Whatever a client raises here, the stream was given up already.
+        # Ignore every error of the client, because the stream was given up already.
         with suppress(Exception):
             getattr(self._stream, "discard", self._stream.close)()
         with suppress(Exception):
@@ -181,7 +181,7 @@ class _FsspecWriter(ClientWriter):
 
 
 def _is_outage(cause: BaseException | None) -> bool:
-    """Return whether a client says "not found" since its server did not answer: fsspec's of HTTP does."""
+    """Return whether a client says "not found" because its server did not answer, as fsspec's HTTP client does."""
     return isinstance(cause, OSError) and not isinstance(
         cause, FileNotFoundError | NotADirectoryError
     )
@@ -202,14 +202,14 @@ def _mtime_ns(item: Mapping[str, Any]) -> int:
         if isinstance(value, datetime):
             return int(value.timestamp() * 1e9)
         if isinstance(value, int | float):
-            # HDFS clients count milliseconds, POSIX ones seconds.
+            # HDFS clients count milliseconds, POSIX clients seconds.
             return int(value * (1e6 if value > 1e11 else 1e9))
     millis = item.get("modificationTime", item.get("modification_time"))
     return int(millis) * 1_000_000 if millis else 0
 
 
 def _refuse_error_pages(webhdfs: fsspec.AbstractFileSystem) -> None:
-    """Make a data node's error an error: fsspec's WebHDFS returns its JSON as bytes of the file."""
+    """Raise a data node's error, because fsspec's WebHDFS client returns its JSON as bytes of the file."""
 
     def check(response: Any, *_: Any, **__: Any) -> None:  # noqa: ANN401 -- requests is optional
         if "op=open" in response.url.lower() and response.status_code >= 400:

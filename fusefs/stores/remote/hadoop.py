@@ -1,19 +1,19 @@
-"""How Hadoop's client runs in this process: settings it gets where neither the user nor the site says anything.
+"""Settings for Hadoop's client in this process, if neither the user nor the site sets them.
 
-libhdfs starts a Java machine inside the mount, and its first quarter of a gigabyte is what a
-job waits for. Measured on a fresh one, 256 MiB by four threads (Hadoop 2.7.3, Java 17, two
-cores): the serial collector and the first compiler alone took processor time of a write from
-1.35 to 0.85 s and of a read from 0.8 to 0.7 s; CRC32 instead of CRC32C took them to 0.6 and
-0.45 s. Java has CRC32 built in, while the client computes CRC32C in plain Java
+libhdfs starts a Java machine inside the mount, and a job waits for the first 256 MiB that go through
+it. Measured with 256 MiB by four threads in a fresh Java machine (Hadoop 2.7.3, Java 17, two
+cores): the serial collector and the first compiler alone reduced the processor time of a write from
+1.35 to 0.85 s and of a read from 0.8 to 0.7 s. CRC32 instead of CRC32C reduced them to 0.6 and
+0.45 s. Java has CRC32 built in, but the client computes CRC32C in plain Java
 unless it finds Hadoop's native library. Both detect the same faults, and a block says which
-it has, so readers of either kind read either.
+it has, so readers of either kind can read both.
 
-pyarrow asks for three copies of every block, whatever ``dfs.replication`` says: on a site that keeps
-one, or two, each byte written costs the data nodes three. A replication of 0 leaves it to the site.
+pyarrow asks for three copies of every block, whatever ``dfs.replication`` says. On a site that keeps
+one or two copies, each written byte then costs the data nodes three. A replication of 0 leaves the number to the site.
 
-A file is whole once a data node has reported its last block to the name node. The client asks right
-after the last byte, mostly a millisecond too early, and then sleeps 400 ms before it asks again. Clients
-since 2.8 can be set to come back sooner.
+A file is complete once a data node has reported its last block to the name node. The client asks right
+after the last byte, usually a millisecond too early, and then sleeps 400 ms before it asks again. Clients
+since 2.8 can be set to ask again sooner.
 """
 
 import os
@@ -40,7 +40,7 @@ CHECKSUM = "dfs.checksum.type"
 REPLICATION = "dfs.replication"
 CLOSING = {
     "dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "13",
-    # The delay doubles: 13 s in all, where the client's own five times from 400 ms on are 12.
+    # The delay doubles: 13 s in all; the client's default, five times from 400 ms on, is 12 s.
     "dfs.client.block.write.locateFollowingBlock.retries": "10",
 }
 _CLOSING_SINCE = (2, 8)
@@ -58,10 +58,10 @@ _COMPILERS = (
 
 
 def with_jvm_defaults(options: str) -> str:
-    """Add the collector and the compiler that start fast, unless ``options`` choose their own.
+    """Add the collector and the compiler that start fast, unless ``options`` choose others.
 
     Args:
-        options: What ``LIBHDFS_OPTS`` holds: options of the Java machine, parted by spaces.
+        options: Value of ``LIBHDFS_OPTS``: options of the Java machine, separated by spaces.
     """
     given = options.split()
     if not any(o.startswith(tuple(f"-XX:+Use{name}" for name in _COLLECTORS)) for o in given):
@@ -80,11 +80,11 @@ def site_settings(classpath: str) -> frozenset[str] | None:
     """Return the names of the settings that a site's own files set.
 
     Args:
-        classpath: What ``CLASSPATH`` holds; the client reads ``core-site.xml`` and
+        classpath: Value of ``CLASSPATH``; the client reads ``core-site.xml`` and
             ``hdfs-site.xml`` in its folders.
 
     Returns:
-        The names; None where a file cannot be read by us alone (it includes others, or is broken).
+        The names; None if a file cannot be evaluated here (it includes others, or is broken).
     """
     names: set[str] = set()
     for folder in filter(None, classpath.split(":")):
@@ -103,7 +103,7 @@ def client_version(classpath: str) -> tuple[int, int] | None:
     """Return major and minor version of the client in a class path, by the names of its jars; None if they do not say.
 
     Args:
-        classpath: What ``CLASSPATH`` holds, jar by jar, as libhdfs wants it.
+        classpath: Value of ``CLASSPATH``, jar by jar, as libhdfs wants it.
     """
     versions = {
         (int(found[1]), int(found[2]))
@@ -141,13 +141,13 @@ def with_client_settings(
         known = {*site, *given}
         missing |= {k: v for k, v in _impatience(give_up_after_s).items() if k not in known}
     if "replication" not in given:
-        # The client opens files by the site's settings alone: what the URL says must be handed over.
+        # The client opens files by the site's settings alone, so the value in the URL must be passed on.
         missing["replication"] = given.get(REPLICATION, "0")
     return parts._replace(query=urlencode([*named, *missing.items()])).geturl()
 
 
 def _impatience(give_up_after_s: float) -> dict[str, str]:
-    """Return settings by which one request ends in time: the client's own defaults wait for up to 15 minutes."""
+    """Return settings by which one request ends in time: with the client's defaults it may wait up to 15 minutes."""
     limit_ms = str(round(request_limit_s(give_up_after_s) * 1000))
     return {
         "ipc.client.connect.timeout": limit_ms,
@@ -155,7 +155,7 @@ def _impatience(give_up_after_s: float) -> dict[str, str]:
         "ipc.client.connect.max.retries.on.timeouts": "1",
         "ipc.client.rpc-timeout.ms": limit_ms,
         "dfs.client.socket-timeout": limit_ms,
-        # A data node that pauses while it is written to costs the object: nothing repeats a stream.
+        # A data node that pauses during a write costs the object, because a stream is never repeated.
         "dfs.datanode.socket.write.timeout": str(round(give_up_after_s * 1000)),
         "dfs.client.max.block.acquire.failures": "1",
         "dfs.client.retry.window.base": "500",

@@ -33,7 +33,7 @@ from omniload.base.units import decimal_of
 __all__ = ["native_hdfs_store"]
 
 IMPATIENCE = {
-    # The client's own fifteen attempts keep a call waiting for minutes; the mount tries again by itself.
+    # With the client's default of fifteen attempts a call waits for minutes; the mount itself retries.
     "dfs.client.failover.max.attempts": "3",
     "dfs.client.failover.sleep.max.millis": "1000",
 }
@@ -47,18 +47,18 @@ _REFUSALS = {
     "ParentNotDirectoryException": errno.ENOTDIR,
     "QuotaByStorageTypeExceededException": errno.EDQUOT,
 }
-"""Java's errors that the client has none of its own for, and asking again changes nothing about."""
+"""Java's errors for which the client has no own class, and which a retry would not change."""
 _OF_JAVA = re.compile(r'RPCError\("(?:\w+\.)*([\w$]+)", "(.*?)(?:\\n|"\)$)')
-"""Name and first line; a page of Java's stack follows."""
+"""Name and first line of an error; a page of Java's stack follows."""
 
 
 def native_hdfs_store(url: str) -> Store:
     """Open ``hdfs+native://HOST:PORT/PATH``, or a name service in place of host and port.
 
-    The query holds settings of Hadoop, and ``replication``, the copies of a block.
+    The query holds settings of Hadoop, and ``replication``, the number of copies of a block.
 
     Raises:
-        ConfigError: The package is not installed, or the URL says what it cannot do.
+        ConfigError: The package is not installed, or the URL asks for something that it cannot do.
     """
     try:
         import hdfs_native  # noqa: PLC0415 -- an extra
@@ -88,14 +88,14 @@ def native_hdfs_store(url: str) -> Store:
 
 
 def _folders_of_the_site() -> list[str]:
-    """Return where the client looks for the site's files."""
+    """Return the folders in which the client looks for the site's files."""
     home = os.environ.get("HADOOP_HOME")
     folder = os.environ.get("HADOOP_CONF_DIR") or (f"{home}/etc/hadoop" if home else None)
     return [folder] if folder else []
 
 
 def _copies(given: list[str], url: str) -> int | None:
-    """Return the copies of a block that a URL asks for; None leaves them to the site."""
+    """Return the number of copies of a block that a URL asks for; None leaves it to the site."""
     for text in filter(None, given):
         if (copies := decimal_of(text)) is None:
             raise ConfigError(
@@ -113,7 +113,7 @@ class _NativeBackend(RootedBackend, ReplacingBackend):
         self._client = client
         never_ended_by_a_fork(self)
         self._options = options
-        # A reader knows the blocks of the file that it was opened on, whatever is at its path later.
+        # A reader knows the blocks of the file that it was opened on, even if the path is replaced later.
         self._held = HandleCache[Any](lambda path: self._client.read(self._at(path)))
 
     @override
@@ -137,7 +137,7 @@ class _NativeBackend(RootedBackend, ReplacingBackend):
             try:
                 return bytes(file.read_range(offset, size_bytes)) if size_bytes > 0 else b""
             except Exception:
-                # It may have moved to other data nodes since it was opened.
+                # The file may have moved to other data nodes since it was opened.
                 self._held.drop(path)
                 raise
 
@@ -186,7 +186,7 @@ class _NativeBackend(RootedBackend, ReplacingBackend):
 class _NativeWriter(ClientWriter):
     @override
     def abort(self) -> None:
-        # The file is removed under the writer, whose lease ends with it: closing could make half a file whole.
+        # Remove the file under the writer, whose lease ends with it; closing could make half a file whole.
         with suppress(OSError, UnavailableError):
             self._backend.remove(self._path)
 

@@ -1,4 +1,4 @@
-"""Stores where a put takes a file's place in one go: S3, GCS, Azure."""
+"""Stores in which a put replaces a file atomically: S3, GCS, Azure."""
 
 import errno
 import uuid
@@ -23,17 +23,17 @@ from omniload.base.errors import OmniloadError, UnavailableError
 __all__ = ["ObjectStore"]
 
 MiB = 1 << 20
-# A request costs such a store some milliseconds (and money) whatever its length, and one
-# object is read and uploaded in as many parts at once as several are.
+# A request to such a store takes some milliseconds (and costs money) whatever its length, and one object is
+# read and uploaded in as many concurrent parts as several objects are.
 _OF_OBJECT_STORES = Preferred(
     stripe_count=1, longest_read=16 * MiB, read_ahead=64 * MiB, read_block=4 * MiB
 )
 _MOST_PUT_BYTES = 4 * MiB
-"""Clients send so much by one request, when a stream is closed."""
+"""Most bytes that clients send in one request, when a stream is closed."""
 
 
 class ObjectStore(BackendStore):
-    """Over an object store: a put is atomic; a rename is a copy, of a directory file by file."""
+    """A store on an object store: a put is atomic; a rename is a copy, and for a directory a copy of each file."""
 
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend, sends_at_close=True)
@@ -49,8 +49,8 @@ class ObjectStore(BackendStore):
     def _find(self, path: str) -> Entry | None:
         if path:
             return self._files.find(path)
-        # A mount's kernel asks for the root each second. What a bucket says of it is always the
-        # same where it bears no time; whether the bucket still answers, any other call shows.
+        # A mount's kernel asks for the root each second. A bucket's entry never changes if it has no time, and any
+        # other call shows whether the bucket still answers.
         if (found := self._root) is None:
             found = self._files.find(path)
             if found is not None and found.is_directory and not found.mtime_ns:
@@ -114,12 +114,12 @@ class ObjectStore(BackendStore):
 
 
 def _move(store: Store, files: FileClient, names: NameClient, source: str, target: str) -> None:
-    """Copy and remove a file, or all of a directory."""
+    """Copy and remove a file, or a whole directory."""
     moved = store.stat(source)
     if not moved.is_directory:
         with allowing(moved.size_bytes):
             names.move(source, target)
-        renew()  # one of many, perhaps
+        renew()  # possibly one of many
         return
     found = files.listing(source)
     held = [stored_name(e.name, where=f"a name in the listing of {source!r}") for e in found]

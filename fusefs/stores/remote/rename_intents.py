@@ -1,10 +1,10 @@
-"""The intent to replace a file, on stores where that is not one step: written down ahead, for recovery.
+"""The intent to replace a file, on stores where this takes several steps: written down in advance, for recovery.
 
-``.omnifs/intents/<xxh3-128 of the target path>`` holds ``{"version":1,"source":...,"target":...}``;
-version 2, of names that are no UTF-8, has a character for each byte of a name.
-Any caller that can write to the store can write an intent, and reading one moves a file: so it
-promises nothing unless both its names are plain paths within the store and it lies where an intent
-of its target belongs.
+``.omnifs/intents/<xxh3-128 of the target path>`` holds ``{"version":1,"source":...,"target":...}``.
+In version 2, for names that are not UTF-8, each byte of a name is one character.
+Any caller that can write to the store can write an intent, and reading an intent moves a file. So an intent
+counts only if both its names are plain paths within the store and its own path belongs to
+its target.
 """
 
 import os
@@ -20,7 +20,7 @@ __all__ = ["INTENTS", "MAX_INTENT_BYTES", "Intent", "decode_intent", "encode_int
 
 INTENTS = f"{RESERVED}/intents"
 MAX_INTENT_BYTES = 64 << 10
-"""Two paths; more than any store takes."""
+"""Size limit of an intent: two paths, longer than any store allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def encode_intent(intent: Intent) -> bytes:
     """Return the bytes of an intent."""
     try:
         return orjson.dumps({"version": 1, "source": intent.source, "target": intent.target})
-    except TypeError:  # a name of bytes that are no UTF-8: JSON has no text for it
+    except TypeError:  # the bytes of a name are not UTF-8, which JSON cannot hold
         source, target = map(_as_text, (intent.source, intent.target))
         return orjson.dumps({"version": 2, "source": source, "target": target})
 
@@ -51,12 +51,12 @@ def decode_intent(data: bytes, *, path: str) -> Intent:
     """Read an intent.
 
     Args:
-        data: Its bytes.
-        path: Where it lies.
+        data: Bytes of the intent.
+        path: Path of the intent.
 
     Raises:
-        IntegrityError: It is half written, or promises what no writer of ours does: a source that
-            is no plain path of the store or belongs to the store itself, or the target of another.
+        IntegrityError: It is half written, or no fusefs writer would have written it: the source
+            is no plain path of the store or belongs to the store itself, or the target belongs to another path.
     """
     name = f"intent {path!r}"
     try:
@@ -74,7 +74,7 @@ def decode_intent(data: bytes, *, path: str) -> Intent:
         raise IntegrityError(
             f"{name} is for {target!r}, which belongs elsewhere; repair removes it"
         )
-    # Else a forged one could bring a store's own files, objects of others among them, into sight.
+    # Otherwise a forged intent could expose a store's own files, such as objects of other users.
     if is_at_or_below(source, RESERVED) and parent_of(source) != TEMPORARY:
         raise IntegrityError(
             f"{name} names the source {source!r}, which belongs to the store; repair removes it"

@@ -1,4 +1,4 @@
-"""Stores where a rename takes a file's place: by a name that must be free first, or in one go."""
+"""Stores in which a rename replaces a file: in several steps, for which the name must be free, or atomically."""
 
 import errno
 import uuid
@@ -51,7 +51,7 @@ class RenamingStore(BackendStore):
         # Do not compare the first letters only: ".omnifs-notes" is a user's file, and replaced as any other.
         if not path or is_at_or_below(path, RESERVED):
             return self._files.find(path)
-        # A glimpse is enough ahead of the intent, after which the store is asked for sure.
+        # A glimpse suffices here: if it finds nothing, the store is asked reliably after the intent.
         if (seen := self._files.glimpse(path)) is not None:
             return seen
         source = self._intents.source_of(path)
@@ -66,7 +66,7 @@ class RenamingStore(BackendStore):
         try:
             self._names.move(source, path)
         except (OSError, UnavailableError):
-            # Another may have finished it first: then the source is gone and the target is there.
+            # Another caller may have finished it first: then the source is gone and the target is there.
             found = self._files.find(path)
             if found is None and self._files.find(source) is not None:
                 raise
@@ -93,7 +93,7 @@ class RenamingStore(BackendStore):
                 self._place(temporary, path)
         except (OSError, OmniloadError):
             with suppress(OSError, OmniloadError):
-                # An intent that names it makes it the only copy.
+                # If an intent names the file, it is the only copy.
                 if self._intents.source_of(path) != temporary:
                     self._names.remove(temporary)
             raise
@@ -109,27 +109,27 @@ class RenamingStore(BackendStore):
 
     @override
     def remove(self, path: str) -> None:
-        # Else the intent of a writer that died would bring the file back later.
+        # Otherwise the intent of a dead writer would bring the file back later.
         self._intents.forget(path)
         super().remove(path)
 
     def _make_parent(self, path: str) -> None:
-        # Asked for, not found out by moving: WebHDFS says nothing of a move that failed.
+        # Look it up, because WebHDFS does not report a failed move.
         if (above := parent_of(path)) and self._files.find(above) is None:
             self._names.make_directory(above)
 
     def _place(self, source: str, target: str) -> None:
-        """Move to a name at which nothing stood a moment ago."""
+        """Move to a name that was free a moment ago."""
         self._names.move(source, target)
 
     def _replace(self, source: str, target: str) -> None:
         self._intents.forget(target)
-        # Whole before the target goes: a half one promises nothing.
+        # The intent is complete before the target is removed, because a half-written one does not count.
         self._write(intent_path(target), encode_intent(Intent(source, target)))
         try:
             self._names.remove(target)
         except (OSError, UnavailableError):
-            # Another writer is at it, or has removed it since.
+            # Another writer is replacing the file, or has removed it since.
             if self._files.find(target) is not None:
                 raise
         try:
@@ -151,24 +151,24 @@ class _Intents:
         """Paths that were logged because they hold no valid intents."""
 
     def source_of(self, path: str) -> str | None:
-        """Return what is to stand at a path; None where nothing is promised."""
+        """Return the path of the file that is to replace a path; None if there is no intent."""
         where = intent_path(path)
-        # Asked for first: libhdfs prints a page of Java's stack for each file that it cannot open.
+        # Check first, because libhdfs prints a page of Java's stack for each file that it cannot open.
         if not self._files.is_file(where):
             return None
         try:
             return decode_intent(self._files.read(where, 0, MAX_INTENT_BYTES), path=where).source
         except FileNotFoundError:
-            return None  # gone since
+            return None  # removed in between
         except IntegrityError as error:
-            # Half written by a writer that has not removed the target yet, or forged.
+            # It is forged, or half written by a writer that has not removed the target yet.
             if where not in self._distrusted:
                 self._distrusted.put(where, None)
                 _LOG.warning("%s; it promises nothing", error)
             return None
 
     def forget(self, path: str) -> None:
-        """Remove the intent to replace what is at a path, if there is one."""
+        """Remove the intent to replace the file at a path, if there is one."""
         if self._files.is_file(intent_path(path)):
             with suppress(FileNotFoundError):
                 self._names.remove(intent_path(path))
@@ -183,11 +183,11 @@ class ReplacingStore(RenamingStore):
 
     @override
     def _place(self, source: str, target: str) -> None:
-        # Another may have come first: the last to come is the one that stays, as everywhere.
+        # Another writer may have come first; as everywhere, the last one wins.
         self._replacing.replace(source, target)
 
     @override
     def _replace(self, source: str, target: str) -> None:
-        # Else it would be finished later, and bring back what its writer wrote.
+        # Otherwise the intent would be finished later, and bring back its writer's file.
         self._intents.forget(target)
         self._replacing.replace(source, target)

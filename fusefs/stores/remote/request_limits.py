@@ -1,7 +1,7 @@
-"""How long one request of a client to S3, SFTP or WebHDFS may take, and that the client does not repeat it.
+"""Time limits for single requests of clients to S3, SFTP or WebHDFS, which must not repeat requests themselves.
 
-Clients wait minutes by themselves, and repeat a request in silence. A request here ends within a third of what its
-call may take (``deadlines.request_limit_s``); whether it is made again is for ``stores.retry`` to say, which counts.
+By default, clients wait for minutes, and silently repeat a request. Here, a request ends within a third of the
+time of its call (``deadlines.request_limit_s``). Only ``stores.retry``, which counts, decides on another attempt.
 """
 
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ __all__ = ["limit_webhdfs", "limited_s3", "limits_of"]
 
 
 def limited_s3(s3: "pafs.S3FileSystem", give_up_after_s: float) -> "pafs.S3FileSystem":
-    """Return a client of Arrow's like ``s3`` that gives one request up in time, and makes it once."""
+    """Return an Arrow client like ``s3`` that gives up one request in time, and makes it only once."""
     from pyarrow import fs as pafs  # noqa: PLC0415 -- stores of fsspec do without
 
-    # A URL cannot say it, and the client takes its options in no other way.
+    # A URL cannot set these, and the client accepts its options in no other way.
     _, (given,) = s3.__reduce__()
     limit_s = request_limit_s(give_up_after_s)
     return pafs.S3FileSystem(
@@ -36,7 +36,7 @@ def limited_s3(s3: "pafs.S3FileSystem", give_up_after_s: float) -> "pafs.S3FileS
 
 
 def limits_of(scheme: str, give_up_after_s: float) -> Mapping[str, Any]:
-    """Return options by which a client of fsspec gives one request up in time, where it has any."""
+    """Return options by which a client of fsspec gives up one request in time, if it has any."""
     limit_s = request_limit_s(give_up_after_s)
     if scheme in {"s3", "s3a"}:
         limits = {"connect_timeout": limit_s, "read_timeout": limit_s}
@@ -47,6 +47,6 @@ def limits_of(scheme: str, give_up_after_s: float) -> Mapping[str, Any]:
 
 
 def limit_webhdfs(webhdfs: "fsspec.AbstractFileSystem", give_up_after_s: float) -> None:
-    """Give every request of a session a time limit: it has none by itself."""
+    """Give every request of a session a time limit, because it has none by default."""
     request = webhdfs.session.request
     webhdfs.session.request = partial(request, timeout=request_limit_s(give_up_after_s))
