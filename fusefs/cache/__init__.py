@@ -1,1 +1,1 @@
-"""Bytes kept near: blocks in memory, copies of files on a disk, and what the kernel holds."""
+"""Caches: blocks in memory, copies of files on a disk, and an estimate of the kernel's page cache."""

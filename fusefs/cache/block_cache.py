@@ -1,7 +1,7 @@
-"""Blocks of objects in memory, under a hard cap, each fetched once however many ask.
+"""Blocks of objects in memory, under a hard cap, each fetched once for any number of readers.
 
-A block that the kernel's page cache holds need not lie here as well. What that holds is estimated: the
-kernel took it, and has not asked for it again.
+A block in the kernel's page cache need not be in this memory as well. The content of the page cache is estimated:
+a block is there if the kernel took it, and has not asked for it again.
 """
 
 import math
@@ -17,7 +17,7 @@ from omniload.base.lru import Lru
 __all__ = ["Block", "BlockCache", "Data", "PageCacheEstimate"]
 
 Data = bytes | memoryview
-"""Bytes of a block; a view where a read brought several blocks."""
+"""Bytes of a block; a view if one read fetched several blocks."""
 # Only keys are kept, a few MiB of memory: with blocks of 1 MiB they cover 64 GiB of the kernel's page cache.
 _MOST_KNOWN = 1 << 16
 # Number of blocks that stay here after a first loss; each further loss doubles it (docs/design/fusefs/0011).
@@ -27,7 +27,7 @@ _MOST_CAUTION = 1024
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One stripe unit: on its way, or here."""
+    """One stripe unit, which is being fetched or in memory."""
 
     size_bytes: int
     data: Future[Data] = field(default_factory=Future)
@@ -47,14 +47,14 @@ class _Memory:
 
 
 class BlockCache:
-    """Least recently used blocks go first; a block on its way is never dropped.
+    """Blocks in memory. The least recently used go first; a block that is being fetched is never dropped.
 
-    What the kernel has taken into its page cache, all of it, goes at once: it need not lie in
-    memory twice, and what is read next finds memory that is warm. Where the kernel is known
-    not to keep what it takes, since it asked for it a second time, blocks stay like any other.
+    A block that the kernel has taken whole into its page cache is dropped at once. So it is not in
+    memory twice, and the next read finds memory that is warm. If the kernel is known
+    not to keep the blocks it takes, because it asked for one a second time, blocks stay like any other.
 
     Keys name bytes that never change (a unit of a write-once object), so a block is
-    never stale; plain files alone have names that a store may break, hence ``drop``.
+    never stale. Only plain files have names whose bytes may change, hence ``drop``.
     """
 
     def __init__(self, capacity_bytes: int, traffic: Traffic | None = None) -> None:
@@ -68,12 +68,12 @@ class BlockCache:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all blocks, those on their way included; never above the capacity."""
+        """Bytes of all blocks, including blocks that are being fetched; never above the capacity."""
         return self._blocks.used
 
     def get(self, key: Hashable) -> Data | None:
-        """Return a block that is here, or None."""
-        # Without the lock, which a fetch holds while it wakes others: a future says by itself whether it is done.
+        """Return a cached block, or None."""
+        # Without the lock, which a fetch holds while it wakes readers: the future itself knows whether it is done.
         block = self._blocks.get(key)
         return block.data.result() if block is not None and block.data.done() else None
 
@@ -95,9 +95,10 @@ class BlockCache:
             # Ask under the lock: another reader may just have taken the block, which is not a loss.
             if not needed and self.kernel.has(key):
                 return None, False
-            # A block that is not here and was taken before: so the kernel has dropped it.
+            # The block is not here although it was taken before, so the kernel has dropped it.
             self.kernel.asked(key)
-            # The room is taken before the bytes come: blocks on their way count, or the cap would be none.
+            # Take the room before the bytes arrive: without counting blocks that are being fetched there would be no
+            # cap.
             fits, num_dropped = _make_room(self._blocks, self.capacity_bytes, size_bytes)
             if num_dropped:
                 self._traffic.evicted("memory", num_dropped)
@@ -109,14 +110,14 @@ class BlockCache:
             return block, True
 
     def fill(self, filled: Mapping[Hashable, Data]) -> None:
-        """Hand the bytes of claimed blocks to everyone that waits for them.
+        """Pass the bytes of claimed blocks to everyone that waits for them.
 
-        Blocks filled together may be views of the same memory: they are dropped together
-        too, so that no view keeps memory that is no longer counted.
+        Blocks that are filled together may be views of the same memory. They are also dropped
+        together, so that no view keeps memory that is no longer counted.
         """
         with self._lock:
             keys, size_bytes = tuple(filled), sum(map(len, filled.values()))
-            # Infinite: blocks that the kernel does not keep must not go with what it takes of them.
+            # Infinite, so that blocks which the kernel does not keep are not dropped when it takes them.
             memory = _Memory(keys, size_bytes if self.kernel.will_keep(keys) else math.inf)
             for key, data in filled.items():
                 block = self._blocks.peek(key)
@@ -141,19 +142,19 @@ class BlockCache:
                     _drop_with_siblings(self._blocks, key)
 
     def is_served(self, key: Hashable) -> bool:
-        """Return whether a block is not here because it lies where it was served to, as far as is known."""
+        """Return whether a block is probably not here because it was served to the page cache."""
         with self._lock:
             return self.kernel.has(key)
 
     def fail(self, key: Hashable, error: BaseException) -> None:
-        """Give up a claimed block: waiting readers get ``error``, the next read tries again."""
+        """Give up a claimed block: waiting readers get ``error``, and the next read tries again."""
         with self._lock:
             block = self._blocks.pop(key)
             assert block is not None
         block.data.set_exception(error)
 
     def holds(self, key: Hashable) -> bool:
-        """Return whether a block is here; unlike ``get`` no sign of use."""
+        """Return whether a block is cached; unlike ``get``, this is no sign of use."""
         block = self._blocks.peek(key)
         return block is not None and block.data.done()
 
@@ -166,7 +167,7 @@ class BlockCache:
         with self._lock:
             for key in keys:
                 block = self._blocks.peek(key)
-                # One on its way has somebody who waits for it, and a thread that will fill it.
+                # Somebody waits for a block that is being fetched, and a thread will fill it.
                 if block is not None and block.data.done():
                     dropped += _drop_with_siblings(self._blocks, key)[1]
         return dropped
@@ -178,7 +179,7 @@ def _make_room(
     """Drop blocks to make room for ``size_bytes``; return whether it fits now, and how many blocks were dropped."""
     num_dropped = 0
     while blocks.used + size_bytes > capacity_bytes:
-        # Blocks on their way are few and recent, so the first that is here is found at once.
+        # Few blocks are being fetched, and those are recent, so the first finished one is found at once.
         oldest = blocks.oldest()
         if oldest is None:
             return False, num_dropped
@@ -198,24 +199,24 @@ def _drop_with_siblings(blocks: Lru[Hashable, Block], key: Hashable) -> tuple[in
 
 
 class PageCacheEstimate:
-    """Blocks that need not lie in our memory, since the kernel took them: no I/O. Not safe in threads.
+    """Blocks that need not be in our memory, because the kernel took them: no I/O. Not safe in threads.
 
-    The kernel does not say what it drops. But when it asks for a block that it took, it has
-    dropped that one, and likely others before it: then those count as dropped,
-    and they are known for blocks that the kernel does not keep.
+    The kernel does not report what it drops. But when it asks for a block that it took, it has
+    dropped this block, and probably others before it. Then all taken blocks count as dropped,
+    and are known as blocks that the kernel does not keep.
 
-    Nor is the kernel trusted with the next blocks then: at first with a few, after each further
-    loss with twice as many, until it has kept that many. So a reader whose memory has no room
-    for a page cache makes us fetch few blocks twice, and not each of them.
+    After such a loss the kernel is also not trusted with the next blocks: at first with a few, after each further
+    loss with twice as many, until it has kept that many. So for a reader whose memory has no room
+    for a page cache, few blocks are fetched twice instead of each of them.
 
     Args:
-        most: Blocks remembered of either kind; the oldest are forgotten first.
-        first_caution: Blocks that the kernel is not trusted with after it first lost one.
+        most: Most blocks remembered of either kind; the oldest are forgotten first.
+        first_caution: Blocks that the kernel is not trusted with after its first loss.
     """
 
     def __init__(self, most: int, first_caution: int = _FIRST_CAUTION) -> None:
         self.num_invalidations = 0
-        """How often the estimate was given up."""
+        """Number of times that the estimate was given up."""
         self._most = most
         self._taken: OrderedDict[Hashable, None] = OrderedDict()
         self._lost: OrderedDict[Hashable, None] = OrderedDict()
@@ -234,7 +235,7 @@ class PageCacheEstimate:
         return not any(key in self._lost for key in keys)
 
     def took(self, keys: Collection[Hashable]) -> None:
-        """Note that the kernel took blocks whole."""
+        """Note that the kernel took whole blocks."""
         self._taken |= dict.fromkeys(keys)
         self._trim(self._taken)
         self._num_kept += len(keys)
@@ -245,21 +246,21 @@ class PageCacheEstimate:
         """Note that the kernel asks for a block."""
         if key not in self._taken:
             return
-        # All of them: the kernel says nothing of the others, and has likely dropped those before it.
+        # Count all as lost: the kernel does not report the others, and has probably dropped older blocks, too.
         self._lost |= self._taken
         self._taken.clear()
         self._trim(self._lost)
         self.num_invalidations += 1
         self._num_withheld, self._num_kept = self._caution, 0
-        # Doubled at each loss: a reader without room for a page cache soon costs no block twice.
+        # Double it at each loss, so that for a reader without room for a page cache few blocks are fetched twice.
         self._caution = min(2 * self._caution, _MOST_CAUTION)
 
     def has(self, key: Hashable) -> bool:
-        """Return whether the kernel has a block, as far as is known."""
+        """Return whether the kernel probably has a block."""
         return key in self._taken
 
     def lost(self, key: Hashable) -> bool:
-        """Return whether the kernel took a block once and, as far as is known, did not keep it."""
+        """Return whether the kernel took a block earlier and probably did not keep it."""
         return key in self._lost
 
     def _trim(self, keys: OrderedDict[Hashable, None]) -> None:

@@ -14,7 +14,7 @@ __all__ = ["CopyState", "Ledger", "Span"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A unit's place in a copy."""
+    """The place of a unit in a copy."""
 
     unit: int
     """Number within the version of the file."""
@@ -30,21 +30,21 @@ class CopyState:
     version: CopyVersion
     name: str
     checksums_U: NDArray[np.uint64]
-    """0 where a unit is missing."""
+    """Checksums of the units; 0 for a missing unit."""
     verified_U: NDArray[np.bool_]
     """Units whose bytes this process has written or compared."""
     files: CopyFiles | None = None
-    """None before the first unit is stored, and after the copy was evicted."""
+    """Files of the copy; None before the first unit is stored, and after the copy was evicted."""
     holders: int = 0
-    """Views and tasks that have it open."""
+    """Number of views and tasks that have the copy open."""
     storing: set[int] = field(default_factory=set)
-    """Units on their way to the disk."""
+    """Units that are being written to the disk."""
     damaged: set[int] = field(default_factory=set)
-    """Units that are not here and whose room is still taken, and charged."""
+    """Units that are not usable, but whose room on the disk is still taken, and charged."""
 
     @classmethod
     def empty(cls, version: CopyVersion) -> "CopyState":
-        """Return the state of a copy of which nothing is here."""
+        """Return the state of a copy without any unit."""
         num_units = version.num_units
         return cls(
             version, version.name, np.zeros(num_units, np.uint64), np.zeros(num_units, np.bool_)
@@ -58,12 +58,12 @@ class CopyState:
         return self.files
 
     def stored(self, unit: int, checksum: int) -> None:
-        """Note what became of a unit on its way to the disk; 0: the disk refused it."""
+        """Note the outcome of writing a unit to the disk; 0: the disk refused it."""
         self.storing.discard(unit)
         self.checksums_U[unit] = checksum
         self.verified_U[unit] = bool(checksum)
         if not checksum:
-            # The disk may have taken some of its pages: their room stays charged.
+            # The disk may have taken some of its pages, so their room stays charged.
             self.damaged.add(unit)
 
     def lost(self, unit: int) -> None:
@@ -87,10 +87,10 @@ class CopyState:
 
 
 class Ledger:
-    """Which copies may stay: bytes by copy under a hard cap, least recently used out first. No I/O.
+    """The account of copies that may stay: bytes by copy under a hard cap, least recently used out first. No I/O.
 
-    Not safe in threads: its owner holds a lock. A copy is kept or goes as a whole. One whose
-    descriptor was handed out is pinned and stays: its bytes would stay on the disk anyway until
+    Not safe in threads: its owner holds a lock. A copy is kept or evicted as a whole. A copy whose
+    descriptor was given to somebody is pinned and stays, because its bytes would stay on the disk anyway until
     the last descriptor is closed.
     """
 
@@ -100,14 +100,14 @@ class Ledger:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all copies; never above the capacity after ``make_room`` was obeyed."""
+        """Bytes of all copies; never above the capacity once the copies of ``make_room`` are removed."""
         return self._lines.used
 
     def __contains__(self, name: str) -> bool:
         return name in self._lines
 
     def size_of(self, name: str) -> int:
-        """Return the bytes of a copy; 0 for one that is not here."""
+        """Return the bytes of a copy; 0 if it is not in the account."""
         return self._lines.size_of(name)
 
     def touch(self, name: str) -> None:
@@ -121,7 +121,7 @@ class Ledger:
         self._lines.get(name)
 
     def unpin(self, name: str) -> None:
-        """Let a copy go again."""
+        """End one ``pin`` of a copy."""
         if name in self._lines and self._lines.unpin(name) and not self._lines.size_of(name):
             self._lines.pop(name)
 
@@ -132,18 +132,18 @@ class Ledger:
         self._lines.resize(name, self._lines.size_of(name) + size_bytes)
 
     def make_room(self, name: str, size_bytes: int) -> list[str] | None:
-        """Say which copies must go before ``size_bytes`` more of ``name`` fit.
+        """Return the copies that must go before ``size_bytes`` more of ``name`` fit.
 
         Returns:
-            Names, least recently used first; they have left the account. None where even
-            all that may go would not make room, and then nothing has left.
+            Names, least recently used first; they have left the account. None if even
+            all evictable copies would not make room, and then none has left.
         """
         # Never evict the copy itself: the first part of a file larger than the cap stays (docs/design/fusefs/0013).
         gone = self._lines.make_room(size_bytes, but=name)
         return [other for other, _ in gone] if gone is not None else None
 
     def forget(self, name: str) -> None:
-        """Take a copy off the account; pins of it stay, so that what is stored next is kept."""
+        """Remove a copy from the account; its pins stay, so that units that are stored next are kept."""
         if self._lines.is_pinned(name):
             self._lines.resize(name, 0)
         else:

@@ -1,7 +1,7 @@
-"""Local copies of versions of files: on a disk, under a hard cap, never used without their checksum.
+"""Local copies of versions of files: on a disk, under a hard cap, never used without a checksum.
 
-Below the memory cache and above the store. A copy is a plain sparse file with every unit at
-its place, so one that holds all units is the file, and may be read without us.
+They are below the memory cache and above the store. A copy is a plain sparse file with every unit at
+its place. So a copy with all units equals the file, and may be read without this process.
 """
 
 import threading
@@ -25,12 +25,12 @@ class DiskCache:
     """All copies in one directory. Safe in threads; its lock is never held while data is read or written.
 
     Args:
-        directory: Made if it is not there; used by one process at a time.
+        directory: Created if missing; used by one process at a time.
         capacity_bytes: Most bytes on the disk.
         traffic: Counts evictions and errors.
 
     Raises:
-        ConfigError, StateError: As ``DiskDirectory``.
+        ConfigError, StateError: Same as for ``DiskDirectory``.
     """
 
     def __init__(self, directory: str, capacity_bytes: int, traffic: Traffic | None = None) -> None:
@@ -39,11 +39,11 @@ class DiskCache:
         ledger = Ledger(capacity_bytes)
         self._table = _CopyTable(DiskDirectory(directory), ledger, traffic or Traffic())
         self._comparing = threading.Lock()
-        """Held while a copy is compared in the background: one at a time, so that readers get on."""
+        """Lock held while a copy is compared in the background: one at a time, so that readers are not delayed."""
         for name, size_bytes in self._table.directory.found():
             ledger.charge(name, size_bytes)
         with self._stored:
-            # A directory filled under a larger cap is cut to this one.
+            # If the directory was filled under a larger cap, evict down to this one.
             aside = [
                 path for old in ledger.make_room("", 0) or [] for path in self._table.forget(old)
             ]
@@ -56,16 +56,16 @@ class DiskCache:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all copies, those being written included; never above the capacity."""
+        """Bytes of all copies, including units that are being written; never above the capacity."""
         return self._table.ledger.used_bytes
 
     @property
     def is_writable(self) -> bool:
-        """Whether units are still stored: no longer once the disk refused one."""
+        """Whether units are still stored; no longer once the disk refused one."""
         return self._table.is_writable
 
     def open(self, version: CopyVersion) -> "DiskCopy":
-        """Return the copy of a version, whether any of it is here or not."""
+        """Return the copy of a version, even if no unit of it is here."""
         with self._stored:
             copy = self._table.open(version)
         return DiskCopy(self._table, self._stored, copy, self._comparing)
@@ -79,7 +79,7 @@ class DiskCache:
         return size_bytes
 
     def close(self) -> None:
-        """Let the directory go."""
+        """Release the directory."""
         with self._stored:
             self._table.close()
         self._table.directory.close()
@@ -112,15 +112,15 @@ class DiskCopy:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every unit is here."""
+        """Whether every unit is in the copy."""
         return bool(self._copy.checksums_U.all())
 
     def has(self, unit: int) -> bool:
-        """Return whether a unit is here, so far as its map says. Never waits."""
+        """Return whether a unit is in the copy, according to its map. Never waits."""
         return bool(self._copy.checksums_U[unit])
 
     def is_verified(self, unit: int) -> bool:
-        """Return whether this process has written or compared a unit that is here."""
+        """Return whether this process has written or compared a unit of the copy."""
         return bool(self._copy.verified_U[unit])
 
     def read(self, spans: Sequence[Span]) -> dict[int, memoryview]:
@@ -132,7 +132,7 @@ class DiskCopy:
                 return {}
             self._table.ledger.touch(copy.name)
         start, stop = spans[0].offset, spans[-1].offset + spans[-1].size_bytes
-        # Taken before the read: a unit that is stored meanwhile is not what is read here.
+        # Take the checksums before the read, because a unit stored in between is not the one that is read.
         wanted = [int(copy.checksums_U[span.unit]) for span in spans]
         try:
             data = memoryview(files.read(start, stop - start))
@@ -152,9 +152,9 @@ class DiskCopy:
         return found
 
     def store(self, span: Span, data: bytes | memoryview) -> bool:
-        """Keep a unit, if it fits and the disk takes it; return whether it is here now.
+        """Keep a unit, if it fits and the disk takes it; return whether it is in the copy now.
 
-        Never raises for the disk's sake. Waits where somebody else is storing the same unit.
+        Never raises for a fault of the disk. Waits while another thread stores the same unit.
         """
         copy = self._copy
         with self._stored:
@@ -163,7 +163,7 @@ class DiskCopy:
         _remove(aside)
         if files is None:
             return self.has(span.unit)
-        # 0 says that a unit is missing; one whose checksum it is will be fetched each time.
+        # 0 marks a missing unit, so a unit whose checksum is 0 gets 1; it never matches, and is fetched each time.
         checksum = unit_checksum(data) or 1
         try:
             files.write(span.offset, data)
@@ -174,16 +174,16 @@ class DiskCopy:
         with self._stored:
             files.release()
             self._stored.notify_all()
-            # Else it was evicted, and perhaps made anew, while this unit was written.
+            # Otherwise the copy was evicted, and perhaps made again, while this unit was written.
             if copy.files is files:
                 copy.stored(span.unit, checksum)
             self._table.trust_if_whole(copy)
         return bool(checksum)
 
     def descriptor(self) -> int | None:
-        """Open a copy that is whole and as this process found it, for reading; else None.
+        """Open a complete copy for reading, if its files are as this process verified them; otherwise return None.
 
-        It is not evicted before ``close``.
+        The copy is not evicted before ``close``.
         """
         with self._stored:
             descriptor = self._table.reopened(self._copy, first=not self._lent)
@@ -191,7 +191,7 @@ class DiskCopy:
         return descriptor
 
     def acquire(self) -> None:
-        """Keep the copy for a task of the background, until ``release``."""
+        """Keep the copy for a background task, until ``release``."""
         with self._stored:
             self._copy.holders += 1
 
@@ -222,7 +222,7 @@ class _CopyTable:
         self.ledger = ledger
         self.traffic = traffic
         self._trusted: dict[str, Stamp] = {}
-        """Copies that were found whole by this process, and how their data file looked then."""
+        """Copies that this process found complete, and the state of their data files at that time."""
 
     def open(self, version: CopyVersion) -> CopyState:
         """Return a copy for one more holder, loaded if nobody holds it yet."""
@@ -250,7 +250,7 @@ class _CopyTable:
     def compared(
         self, copy: CopyState, files: CopyFiles, sound: list[int], damaged: list[int]
     ) -> None:
-        """Note what was found of units that were read from ``files``; damaged ones are dropped."""
+        """Note the results of reading units from ``files``; damaged units are dropped."""
         if copy.files is files:
             copy.verified_U[sound] = True
             # Except units in which another reader met the same damage.
@@ -268,9 +268,9 @@ class _CopyTable:
         self.trust_if_whole(copy)
 
     def reserve(self, copy: CopyState, span: Span) -> tuple[CopyFiles | None, list[Path]]:
-        """Make room for a unit and files to hold it; borrowed files, or None where it is not to be written.
+        """Make room for a unit; return borrowed files to hold it, or None if it is not to be written.
 
-        What is second is still to be removed.
+        The second value lists files that are still to be removed.
         """
         # A copy that was closed here may have been opened again, with a new state: files have one state at a time.
         is_current = self.copies.get(copy.name) is copy
@@ -291,7 +291,7 @@ class _CopyTable:
             except OSError as error:
                 _refused(self, error)
                 return None, aside
-        # Before a byte is written, so that the cap is one at any moment.
+        # Charge before a byte is written, so that the cap is never exceeded.
         self.ledger.charge(copy.name, size_bytes)
         self.ledger.touch(copy.name)
         copy.damaged.discard(span.unit)
@@ -299,17 +299,17 @@ class _CopyTable:
         return copy.borrowed(), aside
 
     def trust_if_whole(self, copy: CopyState) -> None:
-        """Note a copy of which every unit was written or compared, and how its data file looks."""
+        """Note a copy of which every unit was written or compared, and the state of its data file."""
         if copy.files is not None and not copy.storing and copy.verified_U.all():
             self._trusted[copy.name] = copy.files.stamp()
 
     def reopened(self, copy: CopyState, *, first: bool) -> int | None:
-        """Open the data of a copy that is trusted and looks as it did then; the ``first`` one pins it."""
+        """Open the data of a trusted copy if its file has not changed; the ``first`` descriptor pins the copy."""
         trusted, files = self._trusted.get(copy.name), copy.files
         if trusted is None or files is None or not copy.checksums_U.all():
             return None
         if files.stamp() != trusted:
-            # Somebody else wrote to it: every unit is to be compared again.
+            # Somebody else wrote to the file, so every unit must be compared again.
             self._trusted.pop(copy.name)
             copy.verified_U[:] = False
             return None
@@ -322,7 +322,7 @@ class _CopyTable:
         return descriptor
 
     def release(self, copy: CopyState, *, pinned: bool) -> None:
-        """Count a holder less."""
+        """Count one holder less."""
         if pinned:
             self.ledger.unpin(copy.name)
         copy.holders -= 1
@@ -331,7 +331,7 @@ class _CopyTable:
             copy.retire()
 
     def forget(self, name: str) -> list[Path]:
-        """Forget all units of a copy; return what is still to be removed."""
+        """Forget all units of a copy; return the files that are still to be removed."""
         self.ledger.forget(name)
         self._trusted.pop(name, None)
         if (copy := self.copies.get(name)) is not None:
@@ -350,10 +350,10 @@ class _CopyTable:
 
 
 def disk_cache_of(config: FilesConfig, traffic: Traffic) -> DiskCache | None:
-    """Open the disk cache that is configured; None where there is none.
+    """Open the configured disk cache; None if there is none.
 
     Raises:
-        ConfigError, StateError: As ``DiskDirectory``.
+        ConfigError, StateError: Same as for ``DiskDirectory``.
     """
     chosen = config.disk_cache
     return None if chosen is None else DiskCache(chosen.directory, chosen.capacity, traffic)
@@ -364,12 +364,12 @@ def _remove(paths: Sequence[Path]) -> None:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            # No read may fail for the cache's sake; the next start empties the folder that it lies in.
+            # The cache must not make a read fail; the next start empties the folder of the remaining file.
             _LOG.info("disk cache: %s stays until the next start: %s", path, error)
 
 
 def _refused(table: _CopyTable, error: OSError) -> None:
-    """Store no more units: the disk is full, or worse."""
+    """Store no more units, because the disk is full, or worse."""
     table.traffic.failed("disk")
     if table.is_writable:
         table.is_writable = False

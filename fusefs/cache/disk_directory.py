@@ -1,4 +1,4 @@
-"""The directory of a disk cache: locked by one process, its copies' files made, found and removed."""
+"""The directory of a disk cache: locked by one process, which creates, finds and removes the files of copies."""
 
 import contextlib
 import errno
@@ -49,7 +49,7 @@ class CopyFiles:
         self._users += 1
 
     def release(self) -> None:
-        """Count a user less; the last one closes the descriptors."""
+        """Count one user less; the last one closes the descriptors."""
         self._users -= 1
         if not self._users:
             os.close(self._data)
@@ -58,7 +58,7 @@ class CopyFiles:
     def read(self, offset: int, size_bytes: int) -> bytes:
         """Return bytes of the copy, fewer at its end."""
         data = os.pread(self._data, size_bytes, offset)
-        # The kernel caps one read at 2 GiB and may return less near that.
+        # The kernel limits one read to 2 GiB and may return less near that.
         while data and len(data) < size_bytes:
             more = os.pread(self._data, size_bytes - len(data), offset + len(data))
             if not more:
@@ -74,48 +74,48 @@ class CopyFiles:
             view, offset = view[done:], offset + done
 
     def take(self, offset: int, size_bytes: int) -> None:
-        """Take the disk's blocks of a range ahead of a write.
+        """Allocate the disk's blocks of a range before a write.
 
         Raises:
-            OSError: The disk is full, or worse; a part may have been taken.
+            OSError: The disk is full, or worse; a part may have been allocated.
         """
         os.posix_fallocate(self._data, offset, size_bytes)
 
     def taken_bytes(self) -> int:
-        """Return what the data takes on the disk now, as the disk says."""
+        """Return the bytes that the data takes on the disk now, according to the disk."""
         return os.fstat(self._data).st_blocks * 512
 
     def mark(self, unit: int, checksum: int) -> None:
-        """Note in the map that a unit is here; 0 says that it is not."""
+        """Store the checksum of a unit in the map; 0 marks a missing unit."""
         os.pwrite(self._table, entry_bytes(checksum), entry_of(unit))
 
     def reopened(self) -> int:
-        """Open the data for reading only, as a description of its own."""
+        """Open the data for reading only, with an open file description of its own."""
         # Do not dup, which would share the position and the right to write.
         return os.open(f"/proc/self/fd/{self._data}", os.O_RDONLY | os.O_CLOEXEC)
 
     def stamp(self) -> Stamp:
-        """Return what changes when anybody writes to the copy's data."""
+        """Return a stamp that changes when anybody writes to the copy's data."""
         found = os.fstat(self._data)
         return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class CopyFolder:
-    """The files of copies below a root: made, opened and found. Whose turn it is, and what fits, its owner says."""
+    """The files of copies below a root: created, opened and found. Its owner decides on order and room."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def data_path(self, name: str) -> Path:
-        """Return where the bytes of a copy lie."""
+        """Return the path of the data of a copy."""
         return self._root / COPIES / name[:2] / f"{name}.data"
 
     def map_path(self, name: str) -> Path:
-        """Return where the map of a copy lies."""
+        """Return the path of the map of a copy."""
         return self._root / COPIES / name[:2] / f"{name}.map"
 
     def _found(self) -> Iterator[tuple[str, int]]:
-        """Yield the copies, least recently used first, and what each takes; what is no whole pair is removed."""
+        """Yield the copies, least recently used first, with their bytes on the disk; incomplete pairs are removed."""
         whole = []
         for name, found in self._look():
             if found is None:
@@ -127,10 +127,10 @@ class CopyFolder:
             yield name, size_bytes
 
     def _look(self) -> Iterator[tuple[str, tuple[int, int] | None]]:
-        """Yield the copies, each with what ``_looked_at`` finds."""
-        # Texts and descriptors, not Paths: thousands are looked at.
+        """Yield the copies, each with the result of ``_looked_at``."""
+        # Use strings and descriptors, not Paths, because there may be thousands.
         copies = os.fspath(self._root / COPIES)
-        # Folders alone: what else lies there, such as what NFS leaves of a file in use, is none of ours.
+        # Look at folders alone: other entries, such as the remains of a file in use on NFS, are not ours.
         for folder in [each.path for each in os.scandir(copies) if each.is_dir()]:
             for name in {os.path.splitext(each)[0] for each in os.listdir(folder)}:  # noqa: PTH122, PTH208
                 yield name, self._look_at(name)
@@ -140,7 +140,7 @@ class CopyFolder:
         return self._looked_at(f"{at}.data", f"{at}.map", name)
 
     def _looked_at(self, data_path: str, map_path: str, name: str) -> tuple[int, int] | None:
-        """Return when a copy was used last, in ns, and what it takes; ``None`` if both files are not there whole."""
+        """Return the last use of a copy in ns, and its bytes on the disk; ``None`` if a file is missing or broken."""
         try:
             data, table = os.stat(data_path), os.open(map_path, os.O_RDONLY | os.O_CLOEXEC)  # noqa: PTH116
         except FileNotFoundError:
@@ -149,22 +149,22 @@ class CopyFolder:
             found, head = os.fstat(table), os.pread(table, HEADER_BYTES, 0)
             if size_in_map(head, found.st_size, name) != data.st_size:
                 return None
-            # The map's time is set at each open: it outlives the process that knew what was used last.
+            # The map's time is set at each open, so the order of use outlives the process.
             return found.st_mtime_ns, self._taken_by(data, table, num_units_of(found.st_size))
         finally:
             os.close(table)
 
     def _taken_by(self, data: os.stat_result, table: int, num_units: int) -> int:
-        """Return what a copy takes on the disk; ``table`` is its map, open."""
+        """Return the bytes that a copy takes on the disk; ``table`` is its open map."""
         del table
-        # Blocks and not the size: a copy is sparse.
+        # Count blocks instead of the size, because a copy is sparse.
         return data.st_blocks * 512 + footprint(num_units)
 
     def make(self, version: CopyVersion) -> CopyFiles:
-        """Make the files of a copy that holds nothing yet.
+        """Create the files of an empty copy.
 
         Raises:
-            OSError: The disk is full, or worse; nothing is left behind.
+            OSError: The disk is full, or worse; no file is left behind.
         """
         name = version.name
         data_path, map_path = self.data_path(name), self.map_path(name)
@@ -176,7 +176,7 @@ class CopyFolder:
                 (data_path, version.size_bytes),
                 (map_path, map_bytes(version.num_units)),
             ):
-                # A new file, never one that somebody may still hold: cutting that would cut it for them.
+                # Create a new file: to truncate a file that somebody still has open would truncate it for them.
                 path.unlink(missing_ok=True)
                 descriptors.append(os.open(path, flags, 0o600))
                 os.ftruncate(descriptors[-1], size)
@@ -190,7 +190,7 @@ class CopyFolder:
         return CopyFiles(descriptors[0], descriptors[1])
 
     def open(self, version: CopyVersion) -> tuple[CopyFiles, bytes] | None:
-        """Open the files of a copy and return its map; None where there is none of this size."""
+        """Open the files of a copy and return its map; None if there is no copy of this size."""
         name = version.name
         with contextlib.ExitStack() as opened:
             descriptors = []
@@ -203,19 +203,19 @@ class CopyFolder:
             try:
                 if os.fstat(descriptors[0]).st_size != version.size_bytes:
                     return None
-                # A byte more, so that a map that is too long is seen to be.
+                # Read one byte more, to detect a map that is too long.
                 found = os.pread(descriptors[1], map_bytes(version.num_units) + 1, 0)
-                os.utime(descriptors[1])  # when it was last used, for the next process
+                os.utime(descriptors[1])  # time of the last use, for the next process
             except OSError:
-                return None  # a disk that fails costs the copy, not the open of the file
+                return None  # a failing disk costs the copy, but not the open of the file
             opened.pop_all()
         return CopyFiles(descriptors[0], descriptors[1]), found
 
 
 class DiskDirectory(CopyFolder):
-    """One directory, one process: a second is refused, since both would keep an account of their own.
+    """One directory for one process: a second process is refused, because each would keep its own account.
 
-    The lock is the kernel's (``flock``), so a killed process leaves none behind.
+    The lock is the kernel's (``flock``), so a killed process does not leave it behind.
 
     Raises:
         ConfigError: The directory cannot be made or written, or holds something else.
@@ -227,7 +227,7 @@ class DiskDirectory(CopyFolder):
         try:
             # Copies do not carry the modes of their files, so no other user may look in.
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Files are removed here without a question, so nothing but a cache of ours may lie in it.
+            # Files are removed here without asking, so the directory may hold nothing but a cache of ours.
             if not (self._root / MARKER).exists() and any(self._root.iterdir()):
                 raise ConfigError(
                     f"disk cache {path!r} holds something else; give an empty or new directory"
@@ -250,7 +250,7 @@ class DiskDirectory(CopyFolder):
 
     def _take(self, path: str) -> None:
         try:
-            # flock and not a number in a file: the kernel lets it go with the process, however that ends.
+            # flock, not a number in a file, because the kernel releases it with the process, however that ends.
             fcntl.flock(self._marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in {errno.EAGAIN, errno.EACCES}:
@@ -267,7 +267,7 @@ class DiskDirectory(CopyFolder):
             if found:
                 check_marker(found, path)
             else:
-                # New, or its maker was killed here: nothing else was made yet.
+                # The directory is new, or its maker was killed here: nothing else was made yet.
                 os.pwrite(self._marker, encode_marker(), 0)
             # Remove what a killed process did not remove.
             shutil.rmtree(self._root / LEAVING, ignore_errors=True)
@@ -277,7 +277,7 @@ class DiskDirectory(CopyFolder):
             raise ConfigError(f"disk cache {path!r}: {error.strerror or error}") from error
 
     def close(self) -> None:
-        """Let the next process in."""
+        """Release the directory for the next process."""
         os.close(self._marker)
 
     def found(self) -> list[tuple[str, int]]:
@@ -291,29 +291,30 @@ class DiskDirectory(CopyFolder):
         try:
             return list(self._found())
         except OSError as error:
-            # Else the lock stays with this process, which its next attempt would take for another one.
+            # Otherwise this process keeps the lock, and its next attempt would take it for that of another process.
             self.close()
             raise ConfigError(
                 f"disk cache {str(self._root)!r} cannot be read: {error}; give another directory"
             ) from error
 
     def set_aside(self, name: str) -> list[Path]:
-        """Take the files of a copy from their place at once; return what is still to be removed."""
+        """Move the files of a copy away at once; return the files that are still to be removed."""
         aside = []
         for path in (self.map_path(name), self.data_path(name)):
             target = self._root / LEAVING / uuid.uuid4().hex
             with contextlib.suppress(OSError):
-                # Renamed and not removed: the lock is held here, and to free a large file's blocks takes a while.
+                # Rename instead of removing, because the lock is held here, and freeing a large file's blocks takes a
+                # while.
                 path.rename(target)
                 aside.append(target)
         return aside
 
 
 def _check_owner(path: str, found: os.stat_result) -> None:
-    """Refuse a place of another user, or one that every user may write: copies in it would be read as ours.
+    """Refuse a directory of another user, or one that every user may write, because its copies would be trusted.
 
     Raises:
-        ConfigError: It is one.
+        ConfigError: It is such a directory.
     """
     if found.st_uid != os.geteuid():
         raise ConfigError(

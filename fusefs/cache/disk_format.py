@@ -38,10 +38,10 @@ __all__ = [
 
 VERSION = 1
 MARKER = "omnifs-disk-cache.json"
-"""File in the directory that says what it is; the process that uses the directory holds a lock on it."""
+"""File that identifies the directory; the process that uses the directory holds a lock on it."""
 COPIES = "copies"
 LEAVING = "leaving"
-"""Folder for what is being removed; emptied at start."""
+"""Folder for files that are being removed; emptied at start."""
 HEADER_BYTES = 64
 _MAGIC = b"omnifs-copy\n"
 _FIELDS = struct.Struct("<16s I I Q Q 16s")  # magic, version, zero, size, units, digest of the key
@@ -50,10 +50,10 @@ _PAGE = 4096
 
 @dataclass(frozen=True, slots=True)
 class CopyVersion:
-    """A version of a file, as its copy knows it."""
+    """A version of a file, as its copy identifies it."""
 
     key: str
-    """Names the bytes and how they fall into units: other bytes, other key."""
+    """Name of the bytes and of their division into units: other bytes have another key."""
     size_bytes: int
     num_units: int
 
@@ -64,14 +64,14 @@ class CopyVersion:
 
 
 def header_of(version: CopyVersion) -> bytes:
-    """Return the header that a copy of ``version`` has, 64 bytes."""
+    """Return the header of a copy of ``version``, 64 bytes."""
     digest = bytes.fromhex(version.name)
     fields = _FIELDS.pack(_MAGIC, VERSION, 0, version.size_bytes, version.num_units, digest)
     return fields + xxhash.xxh3_64_digest(fields)
 
 
 def map_bytes(num_units: int) -> int:
-    """Return the bytes of a map."""
+    """Return the size of a map in bytes."""
     return HEADER_BYTES + 8 * num_units
 
 
@@ -81,13 +81,13 @@ def num_units_of(size_bytes: int) -> int:
 
 
 def footprint(num_units: int) -> int:
-    """Return what a copy takes on the disk before it holds a unit: its map, and a page of its inodes."""
-    # Rounded up wherever a page may be taken: the cap is one of the disk, not of the bytes.
+    """Return the bytes on the disk of a copy without units: its map, and a page for its inodes."""
+    # Round up to whole pages, because the cap is one of the disk, not of the bytes.
     return -(-map_bytes(num_units) // _PAGE) * _PAGE + _PAGE
 
 
 def room_for(offset: int, size_bytes: int) -> int:
-    """Return what a unit takes on the disk at most: every page it touches, and its checksum."""
+    """Return the most bytes that a unit takes on the disk: every page it touches, and its checksum."""
     first, stop = offset // _PAGE, -(-(offset + size_bytes) // _PAGE)
     return (stop - first) * _PAGE + 8
 
@@ -106,7 +106,7 @@ def size_in_map(head: bytes, table_bytes: int, name: str) -> int | None:
     sound = (
         magic.rstrip(b"\0") == _MAGIC
         and version == VERSION
-        # A file that was renamed by hand is not the copy that its name says.
+        # If a file was renamed by hand, its header does not match its name.
         and digest.hex() == name
         and table_bytes == map_bytes(units)
         and head[_FIELDS.size : HEADER_BYTES] == xxhash.xxh3_64_digest(head[: _FIELDS.size])
@@ -115,24 +115,24 @@ def size_in_map(head: bytes, table_bytes: int, name: str) -> int | None:
 
 
 def decode_map(found: bytes, version: CopyVersion) -> NDArray[np.uint64] | None:
-    """Return the checksums of a map, ``[U]``, 0 where a unit is missing; None if it is not of ``version``."""
+    """Return the checksums of a map, ``[U]``, 0 for a missing unit; None if the map is not of ``version``."""
     if len(found) != map_bytes(version.num_units) or found[:HEADER_BYTES] != header_of(version):
         return None
     return np.frombuffer(found, "<u8", offset=HEADER_BYTES).astype(np.uint64)
 
 
 def entry_of(unit: int) -> int:
-    """Return where the checksum of a unit lies in a map."""
+    """Return the offset of a unit's checksum in a map."""
     return HEADER_BYTES + 8 * unit
 
 
 def entry_bytes(checksum: int) -> bytes:
-    """Return a checksum as a map holds it."""
+    """Return a checksum in the form of a map."""
     return checksum.to_bytes(8, "little")
 
 
 def encode_marker() -> bytes:
-    """Return what the marker of a directory holds."""
+    """Return the content of a directory's marker."""
     return orjson.dumps({"omnifs_disk_cache": VERSION}) + b"\n"
 
 
@@ -140,7 +140,7 @@ def check_marker(found: bytes, directory: str) -> None:
     """Check that a directory is a disk cache of this version.
 
     Raises:
-        StateError: It is not, or of another version.
+        StateError: It is no disk cache, or of another version.
     """
     try:
         version = orjson.loads(found)["omnifs_disk_cache"]

@@ -1,4 +1,4 @@
-"""How the units of a file's pieces lie in its local copy."""
+"""The places of a file's units in its local copy."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -13,17 +13,17 @@ _VERIFIED_AT_ONCE_BYTES = 8 << 20
 
 
 def version_of(pieces: Sequence[FileSegment], prefix: str = "") -> CopyVersion | None:
-    """Return the version that ``pieces`` make up; None where some bytes need no copy, or there are none.
+    """Return the version that ``pieces`` make up; None if some bytes need no copy, or there are no bytes.
 
     Args:
         pieces: The whole file, in order.
-        prefix: What makes the keys of the pieces unique where they are not by themselves.
+        prefix: Text that makes the keys of the pieces unique if they are not unique themselves.
     """
     if not pieces or any(piece.data is not None for piece in pieces):
         return None
     lines = [prefix]
     for piece in pieces:
-        # The range as well: two versions may show other parts of one segment.
+        # Include the range, because two versions may show different parts of one segment.
         numbers = (piece.before_bytes, piece.size_bytes, piece.layout.unit_bytes)
         lines.append(f"{piece.key}\0{numbers}")
     size_bytes = sum(piece.size_bytes for piece in pieces)
@@ -31,14 +31,14 @@ def version_of(pieces: Sequence[FileSegment], prefix: str = "") -> CopyVersion |
 
 
 class LocalCopy:
-    """A copy, spoken to by piece and unit.
+    """A copy that is addressed by piece and unit.
 
-    A unit of which the file shows a part only is kept as that part: enough for the whole
-    copy, and read from the store by the reader of the unit.
+    If the file shows only a part of a unit, the copy keeps that part. This is enough for a complete
+    copy, but the reader of the unit reads it from the store.
 
     Args:
-        copy: Where it lies.
-        version: What it is a copy of.
+        copy: The copy on the disk.
+        version: The version that is copied.
         pieces: The whole file, in order.
     """
 
@@ -59,7 +59,7 @@ class LocalCopy:
             first += len(piece.units)
 
     def span(self, piece: FileSegment, unit: int) -> tuple[Span, int]:
-        """Return the place of what the file shows of a unit, and where in the unit that begins."""
+        """Return the place of the part of a unit that the file shows, and the offset of that part in the unit."""
         unit_bytes = piece.layout.unit_bytes
         begin = max(unit * unit_bytes, piece.before_bytes)
         end = min((unit + 1) * unit_bytes, piece.before_bytes + piece.size_bytes)
@@ -68,10 +68,10 @@ class LocalCopy:
         return Span(number, at, end - begin), begin - unit * unit_bytes
 
     def has_whole(self, piece: FileSegment, unit: int) -> bool:
-        """Return whether all bytes of a unit are here. Never waits."""
+        """Return whether all bytes of a unit are in the copy. Never waits."""
         span, _ = self.span(piece, unit)
         whole = piece.layout.unit_size(unit, piece.stored_bytes)
-        # A part is enough for the copy, but the cache in memory holds whole units, which their checksums cover.
+        # A part is enough for the copy, but the cache in memory holds whole units, because checksums cover these.
         return span.size_bytes == whole and self.copy.has(span.unit)
 
     def read(self, piece: FileSegment, units: Sequence[int]) -> dict[int, memoryview]:
@@ -85,19 +85,19 @@ class LocalCopy:
         }
 
     def store(self, piece: FileSegment, unit: int, data: bytes | memoryview) -> bool:
-        """Keep what the file shows of a unit; return whether it is here now."""
+        """Keep the part of a unit that the file shows; return whether it is in the copy now."""
         span, start = self.span(piece, unit)
         if self.copy.has(span.unit):
             return True
         return self.copy.store(span, memoryview(data)[start : start + span.size_bytes])
 
     def keep(self, piece: FileSegment, parts: Mapping[int, bytes | memoryview]) -> None:
-        """Keep what was just read of units."""
+        """Keep parts of units that were just read."""
         for unit, data in parts.items():
             self.store(piece, unit, data)
 
     def is_sound(self, piece: FileSegment, unit: int) -> bool:
-        """Return whether what the file shows of a unit is here and matches its checksum."""
+        """Return whether the part of a unit that the file shows is in the copy and matches its checksum."""
         span, _ = self.span(piece, unit)
         if self.copy.has(span.unit) and not self.copy.is_verified(span.unit):
             self.copy.read([span])
@@ -110,7 +110,7 @@ class LocalCopy:
                 yield self.span(piece, unit)[0]
 
     def held_bytes(self) -> int:
-        """Return the bytes of the file that are here."""
+        """Return the bytes of the file that are in the copy."""
         return sum(span.size_bytes for span in self.spans() if self.copy.has(span.unit))
 
     def verify(self) -> None:
@@ -119,7 +119,7 @@ class LocalCopy:
         for span in self.spans():
             wanted = self.copy.has(span.unit) and not self.copy.is_verified(span.unit)
             size = sum(known.size_bytes for known in batch)
-            # A gap ends a batch: one read covers units that lie side by side.
+            # A gap ends a batch, because one read covers adjacent units.
             if batch and (not wanted or size + span.size_bytes > _VERIFIED_AT_ONCE_BYTES):
                 self.copy.read(batch)
                 batch = []
@@ -130,7 +130,7 @@ class LocalCopy:
 
 
 def runs_of(units: Iterable[int], unit_bytes: int, longest_bytes: int) -> Iterator[list[int]]:
-    """Group rising units into runs that follow each other, none longer than ``longest_bytes``."""
+    """Group rising units into runs of consecutive units, none longer than ``longest_bytes``."""
     most = max(1, longest_bytes // unit_bytes)
     run: list[int] = []
     for unit in units:
