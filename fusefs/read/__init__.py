@@ -1,1 +1,1 @@
-"""Reading: units fetched and verified, read-ahead, and a budget for speculation."""
+"""Reading: units are fetched and verified, with read-ahead, and a budget for speculation."""

@@ -1,7 +1,7 @@
 """Reading files by units: from memory at once, from disk or store in parallel, verified.
 
-``try_read`` answers from memory or not at all and never waits; ``start`` sends what is
-missing to the pools, units of one object in one ranged read, and returns what to wait
+``try_read`` answers from memory only and never waits. ``start`` sends missing units
+to the pools, units of one object in one ranged read, and returns the futures to wait
 for. A mount calls both from its loop, so a hit costs no thread.
 """
 
@@ -24,11 +24,11 @@ from omniload.base.errors import IntegrityError
 __all__ = ["BufferFiller", "FileReader", "Placement"]
 
 Placement = Mapping[int, list[tuple[int, memoryview]]]
-"""Unit to the buffers that want bytes of it, each from a byte within the unit on."""
+"""The buffers for each unit, each with the byte of the unit at which it begins."""
 
 
 class FileReader:
-    """Random access to a file's bytes as they were when it was opened. Safe in threads."""
+    """Random access to the bytes of a file in the version that was opened. Safe in threads."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class FileReader:
         when_read: Callable[[], None] | None = None,
         copy: LocalCopy | None = None,
     ) -> None:
-        """Read ``pieces``; ``when_missing`` says what a missing object means.
+        """Read ``pieces``; ``when_missing`` returns the error for a missing object.
 
         ``when_read`` is called after each read of the store, whose bytes are used unless it raises.
         """
@@ -66,7 +66,7 @@ class FileReader:
             if data is None:
                 return None
             parts.append(memoryview(data)[start : start + size])
-        # One part is most reads, and a view of the block: no byte is copied before the kernel takes it.
+        # Most reads are one part, a view of the block: no byte is copied before the kernel takes it.
         found = parts[0] if len(parts) == 1 else b"".join(parts)
         self._engine.traffic.answered(len(parts), len(found))
         return found
@@ -75,7 +75,7 @@ class FileReader:
         """Return the bytes of a range, cut at the end of the file.
 
         Raises:
-            IntegrityError: A unit does not match its checksum, or is gone.
+            IntegrityError: A unit does not match its checksum, or its object is gone.
             StateError: This process was forked off the one that opened the store.
             UnavailableError: The store does not answer.
         """
@@ -83,10 +83,10 @@ class FileReader:
         return self.finish(offset, size_bytes, waiting)
 
     def start(self, offset: int, size_bytes: int, *, process: int = 0) -> list[Future[Data]]:
-        """Fetch a range and what likely follows it; return one future per unit of the range.
+        """Fetch a range and the bytes that will probably follow; return one future per unit of the range.
 
         Raises:
-            StateError: As for ``read``.
+            StateError: Same as for ``read``.
         """
         # Before any lock: in a forked process, a thread of the parent may hold it, and nobody would release it here.
         self._engine.pool.check_process()
@@ -95,17 +95,17 @@ class FileReader:
         return self._fetcher.fetch(self._units.of(offset, size_bytes), needed=True, ahead=ahead)
 
     def _units_ahead(self, offset: int, size_bytes: int, process: int) -> Iterator[UnitPart]:
-        # Begins only when those wanted are claimed, which shows whether the kernel lost them.
+        # Runs only after the wanted units are claimed, because that shows whether the kernel lost them.
         for command in self.ahead.read(process, offset, size_bytes):
             yield from self._units.of(command.start, command.stop - command.start)
 
     def note(self, offset: int, size_bytes: int, *, process: int = 0) -> None:
-        """Show read-ahead a read that memory answered."""
+        """Report a read that memory answered to read-ahead."""
         for command in self.ahead.read(process, offset, size_bytes):
             self.prefetch(command.start, command.stop - command.start)
 
     def served(self, offset: int, size_bytes: int) -> None:
-        """Note that a range went into the kernel's page cache: what went there whole need not lie here too."""
+        """Note that a range went into the kernel's page cache; a block that went there whole may be dropped here."""
         self._engine.cache.served(
             ((piece.key, unit), size) for piece, unit, _, size in self._units.of(offset, size_bytes)
         )
@@ -113,7 +113,7 @@ class FileReader:
     def finish(
         self, offset: int, size_bytes: int, waiting: list[Future[Data]]
     ) -> bytes | memoryview:
-        """Return the bytes of a range whose units ``start`` returned."""
+        """Return the bytes of a range from the futures that ``start`` returned."""
         parts = []
         for future, (_, _, start, size) in zip(
             waiting, self._units.of(offset, size_bytes), strict=True
@@ -122,7 +122,7 @@ class FileReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def start_into(self, spans: Iterable[tuple[int, memoryview]]) -> list[Future[None]]:
-        """Fill buffers from ranges of the file, past the cache: each unit is read once and copied once.
+        """Fill buffers from ranges of the file, bypassing the cache: each unit is read once and copied once.
 
         Args:
             spans: First byte within the file, and the buffer to fill from there.
@@ -131,7 +131,7 @@ class FileReader:
             One future per ranged read; the buffers are filled when all of them are done.
 
         Raises:
-            StateError: As for ``read``.
+            StateError: Same as for ``read``.
             ValueError: A span reaches past the end of the file.
         """
         self._engine.pool.check_process()  # as above
@@ -151,12 +151,12 @@ class FileReader:
         ]
 
     def prefetch(self, offset: int, size_bytes: int) -> list[Future[Data]]:
-        """Bring a range into the cache as far as it has room; wait on the result or do not."""
+        """Fetch a range into the cache as far as it has room; the caller need not wait for the result."""
         return self._fetcher.fetch(self._units.of(offset, size_bytes), needed=False)
 
 
 class _Ahead:
-    """The read-ahead of one version, whichever threads read it. Fetches nothing by itself."""
+    """The read-ahead of one version, for all threads that read it. Fetches nothing itself."""
 
     def __init__(self, engine: ReadEngine, size_bytes: int) -> None:
         self._kernel = engine.cache.kernel
@@ -166,14 +166,15 @@ class _Ahead:
         self._num_invalidations = self._kernel.num_invalidations
         self._machine = ReadAhead(
             largest_bytes=engine.read_ahead,
-            # Streams share half of it: what is fetched for one must not push out another's (docs/design/fusefs/0013).
+            # Streams share half of it, because bytes fetched for one must not push out another's
+            # (docs/design/fusefs/0013).
             all_bytes=engine.cache.capacity_bytes // 2,
             block_bytes=engine.read_block,
             speculative=_speculative(engine, size_bytes),
         )
 
     def read(self, process: int, offset: int, size_bytes: int) -> tuple[Fetch, ...]:
-        """Note a read, and whether the kernel lost something meanwhile; return what to fetch now."""
+        """Note a read, and any loss of the kernel since the last; return the ranges to fetch now."""
         if offset >= self._size_bytes:
             return ()
         with self._lock:
@@ -183,7 +184,7 @@ class _Ahead:
             return self._machine.handle(Read(process, offset, size_bytes))
 
     def closed(self, process: int) -> None:
-        """Note that a process or handle reads this file no more."""
+        """Note that a process or handle no longer reads this file."""
         with self._lock:
             self._machine.handle(Closed(process))
 
@@ -191,7 +192,7 @@ class _Ahead:
 def _speculative(engine: ReadEngine, size_bytes: int) -> SpeculativeReads | None:
     block = engine.read_block
     wide = engine.longest_read // block * block if block else 0
-    # Nothing to widen by: a longest read holds no two blocks.
+    # Nothing to widen by, because a longest read does not hold two blocks.
     if wide <= block:
         return None
     most_bytes = 3 * engine.cache.capacity_bytes // 4
@@ -212,9 +213,9 @@ class BufferFiller:
         self._source = source
 
     def fill(self, piece: FileSegment, targets: Placement) -> Iterator[Future[None]]:
-        """Copy units into buffers, past the cache; yield one future per read."""
+        """Copy units into buffers, bypassing the cache; yield one future per read."""
         local, remote = self._source.parted(piece, sorted(targets))
-        # Its own pool: what lies on the disk must not wait behind a slow store.
+        # Use a separate pool, so that reads of the disk do not wait behind a slow store.
         for units in runs_of(local, piece.layout.unit_bytes, self._engine.longest_read):
             yield self._engine.local_pool.submit(self._fill_from_copy, piece, units, targets)
         for run in self._source.runs(piece, remote):

@@ -22,17 +22,17 @@ __all__ = ["Closed", "Fetch", "Invalidated", "Read", "ReadAhead", "Streams"]
 
 
 class Read(NamedTuple):
-    """A process read a range of the file. A tuple, since one is made for every read that memory answers."""
+    """A read of a range by a process. A tuple, because one is made for every read that memory answers."""
 
     process: int
-    """Any caller that reads: a process, a handle, anything that distinguishes readers."""
+    """Number of the reader: a process, a handle, anything that distinguishes readers."""
     offset: int
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A process reads the file no more."""
+    """A process no longer reads the file."""
 
     process: int
 
@@ -44,7 +44,7 @@ class Invalidated:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Fetch bytes ``start`` to ``stop`` of the file; it may have fewer."""
+    """Fetch bytes ``start`` to ``stop`` of the file, which may end earlier."""
 
     start: int
     stop: int
@@ -56,22 +56,22 @@ class _Stream:
     next_offset: int
     first_read_bytes: int
     run_bytes: int
-    """Bytes read in this stream; more than the first read once it is known for one."""
+    """Bytes read in this stream; more than the first read once it is known as a stream."""
     window_bytes: int
     fetched_to: int
     read_at: int
-    """Number of the last read that continued it."""
+    """Number of the last read that continued the stream."""
     grows_behind: int
-    """End of what was fetched with its first read; the window grows once it is read further."""
+    """End of the bytes fetched with its first read; the window grows once reads pass it."""
     in_blocks: bool
-    """Whether it is fetched in whole blocks."""
+    """Whether the stream is fetched in whole blocks."""
 
 
 class Streams:
     """The streams of one version, found by process and place. Not safe in threads.
 
     Args:
-        most: Streams remembered; the least recently used is forgotten.
+        most: Most streams remembered; the least recently used is forgotten.
     """
 
     def __init__(self, most: int) -> None:
@@ -86,8 +86,8 @@ class Streams:
         return iter(self._all.values())
 
     def at(self, process: int, offset: int, slack_bytes: int) -> _Stream | None:
-        """Return the stream that a read continues: the one that stands there, or the nearest so near; it is used."""
-        # Looked for first: a sequential reader stands exactly there, however many streams its process has.
+        """Return the stream that a read continues, at this place or the nearest within the slack; it counts as used."""
+        # Try the exact place first: a sequential reader is there, however many streams its process has.
         found = self._standing_at.get((process, offset))
         if found is None:
             distance = slack_bytes + 1
@@ -107,7 +107,7 @@ class Streams:
             self._unlink(oldest)
 
     def move(self, stream: _Stream, offset: int) -> None:
-        """Note that a stream stands elsewhere."""
+        """Note that a stream moved to another place."""
         self._standing_at.pop((stream.process, stream.next_offset), None)
         stream.next_offset = offset
         self._standing_at[stream.process, offset] = stream
@@ -132,16 +132,16 @@ class ReadAhead:
     """The streams of one version of a file: a machine without I/O. Not safe in threads.
 
     Args:
-        first_bytes: Window of a stream once it is known for one.
+        first_bytes: Window of a stream once it is known as one.
         largest_bytes: Largest window; 0 turns read-ahead off.
-        all_bytes: Most bytes of the windows of streams read at the same time; where that is not
+        all_bytes: Most bytes of the windows of streams that are read at the same time; if these are less than
             ``first_bytes`` for each, nothing is fetched ahead. None sets no limit.
-        most_streams: Streams remembered; the least recently used is forgotten.
+        most_streams: Most streams remembered; the least recently used is forgotten.
         block_bytes: A first read of ``first_bytes`` or more is nearly always a part of a longer
-            one, which the kernel cut and sends in any order; it brings in all of its block, so
-            that the other parts wait for the same request. 0: nothing.
-        speculative: Says when a block brings in its neighbours too, of the same block size; never,
-            if not given.
+            read, which the kernel cut and sends in any order. It fetches its whole block, so
+            that the other parts wait for the same request. 0: this is off.
+        speculative: Decides when a block also fetches its neighbours, with the same block size; if not
+            given, never.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class ReadAhead:
         self._first_bytes = min(first_bytes, largest_bytes)
         self._largest_bytes = largest_bytes
         self._all_bytes = all_bytes
-        # The kernel's own read-ahead sends requests of a stream out of order, this far apart.
+        # The kernel's own read-ahead sends requests of a stream out of order, up to this far apart.
         self._slack_bytes = 4 * self._first_bytes
         self._most_streams = most_streams
         self._block_bytes = block_bytes
@@ -166,9 +166,9 @@ class ReadAhead:
         self._num_reads = 0
 
     def handle(self, event: Read | Closed | Invalidated) -> tuple[Fetch, ...]:
-        """Apply one event and return what to fetch now.
+        """Apply one event and return the ranges to fetch now.
 
-        Ranges fetched for one stream never overlap, unless one was invalidated between them, and
+        Ranges fetched for one stream never overlap, unless ``Invalidated`` came between them, and
         never reach further than its window past the furthest byte it has read.
         """
         match event:
@@ -184,7 +184,7 @@ class ReadAhead:
                 return ()
             case Invalidated():
                 for stream in self.streams:
-                    # Back to where it is read: what lies behind that was perhaps passed over as the kernel's.
+                    # Go back to the last read: the bytes after it may have been skipped because the kernel had them.
                     stream.fetched_to = min(stream.fetched_to, stream.next_offset)
                 return ()
             case _:
@@ -197,7 +197,7 @@ class ReadAhead:
             return self._begin(process, offset, size_bytes)
         stream.read_at = self._num_reads
         stream.run_bytes += size_bytes
-        # A part that the kernel sent out of order: the stream has passed it.
+        # The kernel sent this part out of order, and the stream has passed it.
         if end <= stream.next_offset:
             return ()
         self.streams.move(stream, end)
@@ -206,7 +206,7 @@ class ReadAhead:
         if stream.grows_behind and stream.run_bytes <= self._block_bytes:
             # So far this is one long read that began inside a block, and it may end soon.
             return self._whole_blocks(stream, offset)
-        # Doubled, but never far beyond what was read: a short run must not cost a large window.
+        # Double the window, but keep it near the bytes read so far, so that a short run does not cost a large window.
         grown = min(2 * stream.window_bytes, 4 * stream.run_bytes)
         stream.window_bytes = min(self._largest_bytes, max(self._first_bytes, grown))
         return self._advance(stream, offset)
@@ -232,7 +232,7 @@ class ReadAhead:
         return self._advance(stream, offset)
 
     def _whole_blocks(self, stream: _Stream, offset: int) -> tuple[Fetch, ...]:
-        """Fetch the blocks of the read from ``offset`` on that has just moved its stream, itself included."""
+        """Fetch the blocks from ``offset`` on of the read that has just moved its stream, including that read."""
         end, block = stream.next_offset, self._block_bytes
         if not (share := self._share_bytes()):
             return ()
@@ -253,7 +253,7 @@ class ReadAhead:
         # stream.
         since = self._num_reads - 2 * self._most_streams
         active = sum(
-            # One of a single read is known for no stream yet, and nothing is fetched ahead of it.
+            # A single read is not known as a stream yet, and nothing is fetched ahead of it.
             s.run_bytes > s.first_read_bytes
             and s.next_offset > s.grows_behind
             and s.read_at >= since
@@ -268,15 +268,15 @@ class ReadAhead:
         ahead, window = start - stream.next_offset, stream.window_bytes
         if _is_enough(ahead, window):
             return ()
-        # Counted only here: the other streams cost nothing while enough is on its way.
+        # Count the other streams only here, so that they cost nothing while enough is being fetched.
         stream.window_bytes = window = min(window, self._share_bytes())
         if _is_enough(ahead, window):
             return ()
         stop = stream.next_offset + window
         if stream.in_blocks:
-            # Whole blocks: what is left of one would cost a request of its own.
+            # Fetch whole blocks, because the rest of a block would cost a request of its own.
             whole = stop - stop % self._block_bytes
-            # A window smaller than a block must still fetch something.
+            # If the window is smaller than a block, something must still be fetched.
             stop = whole if whole > start else stop
             start = max(stream.fetched_to, offset - offset % self._block_bytes)
         stream.fetched_to = stop
@@ -284,5 +284,5 @@ class ReadAhead:
 
 
 def _is_enough(ahead_bytes: int, window_bytes: int) -> bool:
-    """Return whether to wait: half a window at a time is one batch of ranged reads, not one per read."""
+    """Return whether to wait, so that half a window is one batch of ranged reads, instead of one batch per read."""
     return window_bytes - ahead_bytes < max(1, window_bytes // 2)

@@ -29,7 +29,7 @@ class SpeculationBudget:
     """Bytes that files may fetch before their reads allow it. Safe in threads.
 
     Args:
-        most_bytes: What there is to begin with, and what it never exceeds.
+        most_bytes: Initial bytes, which are also the most that there can be.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -78,7 +78,7 @@ class SpeculativeReads:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of all blocks of which something was read."""
+        """Bytes of all blocks that were read at least in part."""
         return self._num_read * self._block_bytes
 
     @property
@@ -95,9 +95,9 @@ class SpeculativeReads:
                 self._confirm()
 
     def widened(self, start: int, stop: int) -> tuple[int, int]:
-        """Return what to fetch for whole blocks: their neighbours of the wide block too, if there is an allowance.
+        """Return the range of whole blocks to fetch, with neighbours of the wide block if there is an allowance.
 
-        Only neighbours without a gap, since behind one a request of its own would begin.
+        Only neighbours without a gap are included, because each gap would cost another request.
         """
         known, wide_bytes = self._states, self.wide_bytes
         wide = self._blocks(start - start % wide_bytes, stop + -stop % wide_bytes)
@@ -119,12 +119,12 @@ class SpeculativeReads:
 
     def _may_speculate(self, num_blocks: int) -> bool:
         unread = self._num_speculative + num_blocks
-        # Before the allowance: however much was read, what is unread lies in memory.
+        # Check this before the allowance: however much was read, unread blocks take memory.
         if unread > self._most_speculative:
             return False
         short = unread - self._num_read - self._num_advanced
         if short > 0:
-            # All or nothing: with some of its neighbours a block costs the same request.
+            # All or nothing, because a block costs the same request with some of its neighbours.
             if self._budget is None or not self._budget.acquire(short * self._block_bytes):
                 return False
             self._num_advanced += short
@@ -132,7 +132,7 @@ class SpeculativeReads:
 
     def _confirm(self) -> None:
         self._num_speculative -= 1
-        # Repaid first of all: what a file still owes at its end is spent for all others.
+        # Repay first, because the debt of a file at its end is lost for all others.
         self._num_advanced = max(0, self._num_advanced - 1)
         if self._budget is not None:
             self._budget.refund(self._block_bytes)

@@ -1,4 +1,4 @@
-"""Bringing units into memory: from a local copy where it has them, else from the store, verified."""
+"""Fetching of units into memory, from a local copy if it has them, otherwise from the store, verified."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
@@ -60,11 +60,11 @@ class Fetcher:
             key, size = (piece.key, unit), piece.layout.unit_size(unit, piece.stored_bytes)
             block, to_fetch = self._engine.cache.claim(key, size, needed=needed)
             if block is None and not needed:
-                # The kernel has it, as far as is known; only one who waits for it shows that it was dropped.
+                # The kernel probably has it; only a reader that waits for it shows that the kernel dropped it.
                 if self._engine.cache.is_served(key):
                     continue
                 break
-            # The cache is full of blocks on their way: this one goes past it.
+            # The cache is full of blocks that are being fetched, so this block bypasses it.
             uncached = Block(size) if block is None else None
             block = block or uncached
             assert block is not None
@@ -104,11 +104,11 @@ class Fetcher:
         units: Iterable[int],
         blocks: Mapping[int, Block | None],
     ) -> None:
-        """Have a thread bring units; where the pool refuses, all that wait for them get its error."""
+        """Let a thread fetch units; if the pool refuses, all readers that wait for them get its error."""
         self._source.acquire()
         try:
             pool.submit(call)
-        # They are claimed: a reader that came later would wait for a thread that never comes.
+        # The units are claimed, so a later reader would wait for a thread that never comes.
         except Exception as error:  # noqa: BLE001
             self._source.release()
             self._deliver(piece, {}, dict.fromkeys(units, error), blocks)
@@ -123,7 +123,7 @@ class Fetcher:
             # Units that were damaged or evicted since the first look.
             waiting = [unit for unit in units if unit not in found]
             self._send_to_store(piece, waiting, blocks)
-        # Whatever happened, waiting readers must get it; they raise it.
+        # Pass every error to the waiting readers, which raise it.
         except BaseException as error:  # noqa: BLE001
             self._deliver(piece, {}, dict.fromkeys(waiting, error), blocks)
         finally:
@@ -164,7 +164,7 @@ class Fetcher:
                 filled[piece.key, unit] = part
             else:
                 uncached.data.set_result(part)
-        # Together: blocks of one read are views of one memory, and go together.
+        # Fill them together, because blocks of one read are views of one memory, and are dropped together.
         self._engine.cache.fill(filled)
         for unit, reason in failed.items():
             if isinstance(reason, IntegrityError):

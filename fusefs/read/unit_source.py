@@ -24,9 +24,9 @@ class ReadEngine:
 
     store: Store
     pool: StorePool
-    """Reads the store, and writes what it read to local copies."""
+    """Pool that reads the store, and writes the bytes to local copies."""
     local_pool: StorePool
-    """Reads local copies: a slow store must not keep what lies here waiting."""
+    """Pool that reads local copies, so that a slow store does not delay them."""
     cache: BlockCache
     traffic: Traffic
     longest_read: int
@@ -40,9 +40,9 @@ class UnitSource:
 
     Args:
         engine: Pools, cache and store.
-        copy: The version's local copy, where there is a disk cache.
-        when_missing: Says what a missing object means.
-        when_read: Called after each read of the store; raises where it may be of another version.
+        copy: The version's local copy, if there is a disk cache.
+        when_missing: Returns the error for a missing object.
+        when_read: Called after each read of the store; raises if the bytes may be of another version.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class UnitSource:
         self._when_read = when_read or _take_all
 
     def parted(self, piece: FileSegment, units: Iterable[int]) -> tuple[list[int], list[int]]:
-        """Part units into those the local copy has and those the store must give."""
+        """Divide units into those that the local copy has and those that the store must provide."""
         if self._copy is None or piece.data is not None:
             return [], list(units)
         local: list[int] = []
@@ -70,12 +70,12 @@ class UnitSource:
         return local, remote
 
     def runs(self, piece: FileSegment, units: list[int]) -> Iterator[UnitRun]:
-        """Yield the ranged reads that bring units from the store."""
+        """Yield the ranged reads that fetch units from the store."""
         longest = self._engine.longest_read
         return piece.layout.runs(units, piece.stored_bytes, longest_bytes=longest)
 
     def read_copy(self, piece: FileSegment, units: list[int]) -> dict[int, memoryview]:
-        """Return those units that the local copy has whole."""
+        """Return the units that are whole in the local copy."""
         assert self._copy is not None
         found = self._copy.read(piece, units)
         self._engine.traffic.hit("disk", len(found), sum(map(len, found.values())))
@@ -93,7 +93,7 @@ class UnitSource:
         began_s = time.perf_counter()
         try:
             store = self._engine.store
-            # Less than a huge page gains nothing by memory of its own.
+            # Separate memory gains nothing for less than a huge page.
             read = store.read_large if run.size_bytes >= LARGE_BYTES else store.read
             data = read(path, run.object_offset, run.size_bytes)
         except FileNotFoundError as error:
@@ -101,15 +101,15 @@ class UnitSource:
             raise self._when_missing(path) from error
         except IntegrityError:
             self._engine.traffic.failed("store")
-            self._when_read()  # it may be cut short because another version is there
+            self._when_read()  # the read may be short because another version is there
             raise
         except BaseException:
             self._engine.traffic.failed("store")
             raise
         self._engine.traffic.store_read(len(data), time.perf_counter() - began_s)
-        # After the read: only between two looks that found the same are bytes at a path of one version.
+        # Check after the read: bytes at a path are of one version only if two looks around them agree.
         self._when_read()
-        # Any caller that gets a view of it must not change what others read.
+        # Read-only, so that no caller can change the bytes of others.
         view, unit_bytes = memoryview(data).toreadonly(), piece.layout.unit_bytes
         for i, unit in enumerate(run.units):
             yield unit, view[i * unit_bytes : (i + 1) * unit_bytes]
@@ -131,4 +131,4 @@ class UnitSource:
 
 
 def _take_all() -> None:
-    """Have nothing against what was read: objects are written once."""
+    """Accept every read, because objects are written once."""

@@ -15,7 +15,7 @@ __all__ = ["Keeping", "VersionCache"]
 _LOG = get_logger(__name__)
 
 Keeping = list[tuple[UnitPart, Future[Data]]]
-"""Units on their way to where they are kept."""
+"""Units that are being fetched into the place where they are kept."""
 
 
 class VersionCache:
@@ -34,11 +34,11 @@ class VersionCache:
         self._engine = engine
         self._units = units
         self.copy = copy
-        """The local copy of it."""
+        """Local copy of the version, if there is a disk cache."""
         self._fetcher = fetcher
 
     def held_bytes(self) -> tuple[int, int | None]:
-        """Return the bytes that lie in memory and in the local copy now, None without one."""
+        """Return the bytes that are in memory and in the local copy now; the second is None without a copy."""
         held = self._engine.cache.holds
         memory = sum(
             size
@@ -48,7 +48,7 @@ class VersionCache:
         return memory, self.copy.held_bytes() if self.copy is not None else None
 
     def is_complete(self) -> bool:
-        """Return whether no byte need come from the store: memory, the local copy or the kernel has them."""
+        """Return whether no byte has to come from the store: memory, the local copy or the kernel has them."""
         return all(
             piece.data is not None
             or self._engine.cache.holds((piece.key, unit))
@@ -58,26 +58,26 @@ class VersionCache:
         )
 
     def keep(self, offset: int, size_bytes: int) -> None:
-        """Bring a range into the local copy where there is one, else into memory, and wait for it.
+        """Fetch a range into the local copy if there is one, otherwise into memory, and wait for it.
 
-        Units that the copy has are compared with their checksums once, not read again.
+        Units of the copy are compared with their checksums once, instead of being read again.
         """
         self.finish_keeping(self.start_keeping(offset, size_bytes))
 
     def start_keeping(self, offset: int, size_bytes: int) -> Keeping:
-        """Begin what ``keep`` does; hand the result to ``finish_keeping``."""
+        """Begin a ``keep``; pass the result to ``finish_keeping``."""
         copy = self.copy
         missing = [
             part
             for part in self._units.of(offset, size_bytes)
             if copy is None or not copy.is_sound(part[0], part[1])
         ]
-        # Needed, or what the kernel holds would be passed over, and never come into the copy.
+        # Mark the units as needed: otherwise units that the kernel has would be skipped, and never reach the copy.
         futures = self._fetcher.fetch(missing, needed=True)
         return list(zip(missing, futures, strict=True))
 
     def finish_keeping(self, begun: Keeping) -> None:
-        """Wait for a range to be kept as far as there is room."""
+        """Wait until a range is kept, as far as there is room."""
         parts_of: dict[int, tuple[FileSegment, dict[int, Data]]] = {}
         for (piece, unit, _, _), future in begun:
             parts_of.setdefault(id(piece), (piece, {}))[1][unit] = future.result()
@@ -92,13 +92,13 @@ class VersionCache:
         return self._engine.cache.drop(keys)
 
     def verify_soon(self) -> None:
-        """Compare the local copy with its checksums in the background, unless another is being compared."""
-        # One at a time: comparing reads the whole copy, and readers of others would wait for the disk.
+        """Compare the local copy with its checksums in the background, unless another copy is being compared."""
+        # One at a time, because comparing reads the whole copy, and other readers would wait for the disk.
         if self.copy is not None and self.copy.copy.comparing.acquire(blocking=False):
             self.copy.copy.acquire()
             try:
                 self._engine.local_pool.submit(_verify, self.copy)
-            # The pool takes nothing more, or the system gives it no thread: the open that asks here goes on.
+            # The pool is closed, or the system gives it no thread: the open that triggered this continues.
             except (StateError, RuntimeError) as error:
                 _release(self.copy)
                 _LOG.debug("%s is not compared: %s", self.copy.version.name, error)
