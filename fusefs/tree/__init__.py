@@ -1,1 +1,1 @@
-"""The tree of files: what is at a path, which version of it is open, and how another takes its place."""
+"""The tree of files: the file at each path, the version of it that is open, and its replacement by another."""

@@ -18,7 +18,7 @@ __all__ = ["Catalog", "FileInfo", "described"]
 
 _LOG = get_logger(__name__)
 _ATTEMPTS = 3
-"""At one version of a path that others replace meanwhile."""
+"""Attempts to read one version of a path while others replace it."""
 
 Result = TypeVar("Result")
 Kind = Literal["file", "directory", "symlink"]
@@ -41,10 +41,10 @@ class FileInfo:
 class Catalog:
     """Describes paths of a store. Safe in threads.
 
-    Remembers headers, and the bytes of short manifests, that cannot have changed: one version
-    of each path, distinguished from others by the store's size and settled time stamp. So to look a
-    short manifest up, to open it and to open it again reads it once; each open asks the store
-    which version it is, and that is all it asks.
+    It remembers headers, and the bytes of short manifests, that cannot have changed: one version
+    of each path, identified by the store's size and settled time stamp. So to look up a short
+    manifest, to open it and to open it again reads it once. Each open asks the store
+    for the present version, and makes no other request.
     """
 
     def __init__(
@@ -57,29 +57,29 @@ class Catalog:
 
     def stat(self, path: str) -> FileInfo:
         """Describe a path; links are not followed."""
-        # A short manifest is read whole, for an open that likely follows.
+        # Read a short manifest whole, for an open that likely follows.
         describe = partial(self._described, path, short_bytes=SHORT_BYTES)
         return _of_one_version(self._store, path, describe)
 
     def current(self, path: str) -> tuple[FileInfo, Manifest | None]:
-        """Describe what is at a path now, with its manifest if it has one."""
+        """Describe the present file at a path, with its manifest if it has one."""
         return _of_one_version(self._store, path, partial(self.version, path))
 
     def manifest_or_none(self, path: str) -> Manifest | None:
-        """Return the manifest at a path; a broken one, or none, names nothing that could be removed."""
+        """Return the manifest at a path, or None; a broken manifest names nothing that could be removed."""
         try:
             return self.current(path)[1]
         except (FileNotFoundError, IntegrityError, NotADirectoryError):
             return None
 
     def listing(self, path: str) -> list[FileInfo]:
-        """Describe everything directly in a directory, sorted by name."""
+        """Describe every entry of a directory, sorted by name."""
         entries = [entry for entry in self._store.listing(path) if not is_attributes(entry.name)]
         if not path:
-            # In the root alone: below it a user may call a folder so.
+            # Hide it in the root alone, because below the root a user may give a folder this name.
             entries = [entry for entry in entries if entry.name != RESERVED]
         paths = [f"{path}/{entry.name}" if path else entry.name for entry in entries]
-        # Only what has a manifest's size costs a read; the pool does those side by side.
+        # Only files with a manifest's size cost a read; the pool makes these reads concurrently.
         infos = self._pool.map(self._described_or_gone, paths, entries)
         return sorted((info for info in infos if info is not None), key=lambda info: info.name)
 
@@ -100,14 +100,14 @@ class Catalog:
         return _file_info(entry, header), manifest
 
     def forget(self, path: str) -> None:
-        """Read the manifests at a path, and below it, anew."""
-        # A folder that came here has kept its time stamps: nothing that is known of it would look old.
+        """Forget the manifests at a path, and below it, so that they are read again."""
+        # A folder that was renamed to this path keeps its time stamps, so outdated entries would not look old.
         self._directories.forget(path)
         self._manifests.known.forget(path)
         self._manifests.known.drop_below(path)
 
     def invalidate(self, path: str) -> None:
-        """Read the manifest at a path anew: what came there may bear the time stamp of what was there."""
+        """Forget the manifest at a path, because a new version may have the time stamp of the old one."""
         self._manifests.known.forget(path)
 
     def _described_or_gone(self, path: str, entry: Entry) -> FileInfo | None:
@@ -116,7 +116,7 @@ class Catalog:
         except FileNotFoundError:
             return None  # removed since the listing
         except (IntegrityError, StateError) as error:
-            # One broken manifest must not hide its neighbours; opening it says what is wrong.
+            # One broken manifest must not hide its neighbours; opening it reports the fault.
             _LOG.warning("%s", error)
             return _plain_info(entry)
         except PermissionError as error:
@@ -133,7 +133,7 @@ class Catalog:
 
 
 def described(entry: Entry, manifest: Manifest | None) -> FileInfo:
-    """Describe what a store has just taken, as ``Catalog.stat`` would."""
+    """Describe a file that a store has just taken, as ``Catalog.stat`` would."""
     if manifest is None:
         return _plain_info(entry)
     return FileInfo(
@@ -148,13 +148,13 @@ def described(entry: Entry, manifest: Manifest | None) -> FileInfo:
 
 
 def _of_one_version(store: Store, path: str, describe: Callable[[Entry], Result]) -> Result:
-    """Return what ``describe`` makes of what the store says of a path, asked again where it was replaced meanwhile."""
+    """Return the result of ``describe`` for the store's entry of a path; try again if the file was replaced."""
     for attempt in range(_ATTEMPTS):
         entry = store.stat(path)
         try:
             return describe(entry)
         except (IntegrityError, FileNotFoundError):
-            # Replaced between stat and read: the sizes of both did not fit.
+            # The file was replaced between stat and read, so the sizes did not fit.
             if attempt == _ATTEMPTS - 1 or store.stat(path) == entry:
                 raise
     raise AssertionError("the last attempt returns or raises")
@@ -187,7 +187,7 @@ def _file_info(entry: Entry, header: Header | None) -> FileInfo:
 
 
 def _directory_info(entry: Entry, kept: Manifest | None) -> FileInfo:
-    """Describe a directory, with the attributes that are kept of it."""
+    """Describe a directory, with the attributes that are kept for it."""
     mode, mtime_ns = entry.mode if entry.mode is not None else 0o755, entry.mtime_ns
     if kept is not None:
         mode = kept.mode

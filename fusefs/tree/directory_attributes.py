@@ -43,7 +43,7 @@ __all__ = [
 
 _LOG = get_logger(__name__)
 ATTRIBUTES_NAME = ".omnifs-directory"
-"""Hidden in every directory, and refused in paths."""
+"""Name of the hidden manifest in a directory, which is refused in paths."""
 MARKERS = f"{RESERVED}/directories"
 NOT_KEPT = -(2**63)
 """Value of ``mtime_ns`` for a directory that has the time of the store."""
@@ -56,7 +56,7 @@ _PLAIN_MODE = 0o755
 
 
 def attributes_path(path: str) -> str:
-    """Return where the attributes of a directory lie."""
+    """Return the path of the attributes of a directory."""
     return f"{path}/{ATTRIBUTES_NAME}" if path else ATTRIBUTES_NAME
 
 
@@ -66,25 +66,26 @@ def is_attributes(path: str) -> bool:
 
 
 def marker_of(path: str) -> str:
-    """Return the marker that says that directories of this name may have attributes."""
+    """Return the path of the marker for directories of this name."""
     return f"{MARKERS}/{_digits(path)}"
 
 
 def mark(store: Store, path: str) -> None:
-    """Have everybody look for attributes of directories of this name."""
+    """Add the marker by which all mounts look for attributes of directories of this name."""
     store.publish(marker_of(path), orjson.dumps({"version": 1}))
 
 
 def read_attributes(store: Store, path: str) -> Manifest | None:
-    """Read what is kept of a directory; None for nothing.
+    """Read the attributes that are kept for a directory; None if there are none.
 
     Raises:
-        IntegrityError: It is cut short or altered, or something else lies there.
-        StateError: Another version wrote it.
+        IntegrityError: They are cut short or altered, or something else is at their path.
+        StateError: Another version wrote them.
     """
     where = attributes_path(path)
     try:
-        store.stat(where)  # libhdfs prints a page of Java's stack for each file that it cannot open
+        # check first, as libhdfs prints a page of Java's stack for a missing file
+        store.stat(where)
         found = decode_manifest(store.read(where, 0, _SIZE_BYTES), name=where)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -106,13 +107,13 @@ class DirectoryAttributes:
         self._lock = threading.Lock()
         self._known: Lru[str, tuple[float, Manifest | None]] = Lru(_MOST_KNOWN)
         self._num_changes = 0
-        """So that what was read before a change is not remembered after it."""
+        """Number of changes, so that attributes read before a change are not remembered after it."""
 
     def of(self, path: str) -> Manifest | None:
-        """Return what is kept of a directory; None for nothing, which costs no request.
+        """Return the attributes that are kept for a directory; None if there are none, which costs no request.
 
-        Attributes that cannot be read are logged and count as none: they must not hide
-        what lies below.
+        Attributes that cannot be read are logged and count as none, because they must not hide
+        the files in the directory.
         """
         if not self._markers.cover(path):
             return None
@@ -121,7 +122,7 @@ class DirectoryAttributes:
             if known is not None and known[0] > time.monotonic():
                 return known[1]
             before = self._num_changes
-        # Without the lock: a store that answers late must not keep those who ask for other folders.
+        # Read without the lock, because a slow store must not delay requests for other folders.
         found = _readable(self._store, path)
         with self._lock:
             if self._num_changes == before:
@@ -129,15 +130,15 @@ class DirectoryAttributes:
         return found
 
     def set(self, path: str, changes: Attributes, entry: Entry) -> None:
-        """Change what is not None of a directory's attributes.
+        """Set those attributes of a directory that are not None.
 
         Args:
             path: The directory.
             changes: ``mtime_ns`` may be ``NOT_KEPT``.
-            entry: What the store says of it: what is not set yet stays as it shows.
+            entry: The store's entry of the directory: attributes that are not set yet stay as it shows them.
 
         Raises:
-            OSError: ``ENOSPC`` where they do not fit a header.
+            OSError: ``ENOSPC``: they do not fit a header.
         """
         kept = _readable(self._store, path) if self._markers.cover(path) else None
         if kept is None:
@@ -149,52 +150,52 @@ class DirectoryAttributes:
         self._put(path, replace(kept, **changes.given))
 
     def names_changed(self, path: str) -> None:
-        """Let the time of a directory move: a name in it was made, removed or renamed."""
+        """Update the time of a directory: a name in it was made, removed or renamed."""
         try:
             kept = self.of(path)
             if kept is None or kept.mtime_ns == NOT_KEPT:
                 return
-            # Read anew: another mount may have removed the directory, which a publish would bring back.
+            # Read again: another mount may have removed the directory, which a publish would bring back.
             kept = _readable(self._store, path)
             if kept is not None and kept.mtime_ns != NOT_KEPT:
                 self._put(path, replace(kept, mtime_ns=NOT_KEPT))
         except (OSError, OmniloadError) as error:
-            # The change itself is done, and must not be called failed for the sake of a time.
+            # The change itself succeeded, and must not fail only because of a time.
             _LOG.warning("the time of directory %r stays what it was: %s", path, error)
 
     def before_rename(self, source: str, target: str) -> None:
-        """Have the new name looked at where a directory with attributes is about to get one."""
-        # Before the rename: behind it, another mount would show the folder without what it has.
+        """Add the marker of a new name that a directory with attributes is about to get."""
+        # Before the rename, or another mount could show the folder without its attributes for a moment.
         if _digits(source) != _digits(target) and self.of(source) is not None:
             self._markers.add(target)
 
     def forget(self, path: str) -> None:
-        """Read the attributes of a directory, and of all below it, anew."""
+        """Forget the attributes of a directory, and of all directories below it, so that they are read again."""
         below = f"{path}/" if path else ""
         with self._lock:
             self._num_changes += 1
             self._known.pop_where(lambda known: known == path or known.startswith(below))
 
     def as_empty(self, path: str, call: Callable[[], None]) -> None:
-        """Do what needs a directory to be empty, where its attributes are all it may hold."""
+        """Run a call that needs an empty directory, also if the directory holds nothing but its attributes."""
         try:
             call()
         except OSError as error:
-            # Asked for only when the store refuses: most folders that go hold nothing.
+            # Look only after the store refuses, because most removed folders are empty.
             if error.errno != errno.ENOTEMPTY or not _holds_attributes_alone(self._store, path):
                 raise
             self._call_without(path, call)
 
     def _call_without(self, path: str, call: Callable[[], None]) -> None:
         kept = _readable(self._store, path)
-        with suppress(FileNotFoundError):  # another mount removes it, too
+        with suppress(FileNotFoundError):  # another mount may remove it, too
             self._store.remove(attributes_path(path))
         self.forget(path)
         try:
             call()
         except OSError as error:
             if error.errno == errno.ENOTEMPTY and kept is not None:
-                self._put(path, kept)  # another mount made something there: the directory stays
+                self._put(path, kept)  # another mount made a file there, so the directory stays
             raise
 
     def _put(self, path: str, manifest: Manifest) -> None:
@@ -208,16 +209,16 @@ class DirectoryAttributes:
 
 
 class _Markers:
-    """Which names of directories may have attributes, as the store says once a second. Safe in threads."""
+    """Names of directories that may have attributes, listed from the store once a second. Safe in threads."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._asking = threading.Lock()
-        """One at a time asks for the markers; the others wait for its answer."""
+        """Lock of the one thread that lists the markers; the others wait for its answer."""
         self._marked: frozenset[str] = frozenset()
         self._marked_until = 0.0
         self._unanswered: tuple[float, str] | None = None
-        """When the store last failed to list the markers, and how."""
+        """Time and error of the store's last failure to list the markers."""
 
     def cover(self, path: str) -> bool:
         """Return whether directories of this name may have attributes.
@@ -228,12 +229,12 @@ class _Markers:
         return _digits(path) in self._current()
 
     def add(self, path: str) -> None:
-        """Have everybody look for attributes of directories of this name."""
+        """Add the marker by which all mounts look for attributes of directories of this name."""
         if self.cover(path):
             return
         mark(self._store, path)
         with self._asking:
-            # At once: the next listing of markers may be a second away.
+            # Add it here at once, because the next listing of markers may be a second away.
             self._marked |= {_digits(path)}
 
     def _current(self) -> frozenset[str]:
@@ -242,7 +243,7 @@ class _Markers:
             if time.monotonic() < self._marked_until:
                 return self._marked
             if self._unanswered is not None and self._unanswered[0] >= since:
-                # It was asked while this thread waited, and each would wait as long.
+                # The store failed while this thread waited; another attempt of each thread would take as long.
                 raise UnavailableError(self._unanswered[1])
             try:
                 found = frozenset(entry.name for entry in self._store.listing(MARKERS))
@@ -258,7 +259,7 @@ class _Markers:
 
 
 def _readable(store: Store, path: str) -> Manifest | None:
-    """Return what is kept of a directory; None for nothing, or for what cannot be read, which is logged."""
+    """Return the attributes kept for a directory; None if there are none, or if they are unreadable (logged)."""
     try:
         return read_attributes(store, path)
     except (IntegrityError, StateError) as error:

@@ -1,4 +1,4 @@
-"""Attributes of what is at a path, whatever keeps them: a manifest, or a directory itself."""
+"""Attributes of the file or directory at a path, kept in a manifest or in the directory itself."""
 
 import errno
 from dataclasses import replace
@@ -20,10 +20,10 @@ def xattrs_at(files: StripedFiles, path: str) -> dict[str, bytes]:
 
 
 def set_attributes(files: StripedFiles, path: str, attributes: Attributes) -> None:
-    """Change what is not None of the attributes of a path; a plain file gets a manifest.
+    """Set those attributes of a path that are not None; a plain file gets a manifest.
 
     Raises:
-        OSError: ``ENOSPC`` where they do not fit a header; ``EBUSY`` where others replace the
+        OSError: ``ENOSPC``: they do not fit a header; ``EBUSY``: others replace the
             file again and again.
     """
     path = files.visible(path)
@@ -34,7 +34,7 @@ def set_attributes(files: StripedFiles, path: str, attributes: Attributes) -> No
 
 
 def _set_on_this_version(files: StripedFiles, path: str, attributes: Attributes) -> bool:
-    """Set attributes of what is at a path; False where it was replaced before they could show."""
+    """Set attributes of the version at a path; return False if it was replaced before they could show."""
     try:
         opened = files.open(path)
     except IsADirectoryError:
@@ -49,7 +49,7 @@ def _set_on_this_version(files: StripedFiles, path: str, attributes: Attributes)
         if files.publisher.replace(path, changed, file.info.entry, was=known):
             return True
     if known is None:
-        # It may be there though: put by a call whose answer was lost.
+        # The manifest may be there nevertheless, if the answer of a successful call was lost.
         files.publisher.remove_replaced(path, [made])
     return False
 

@@ -1,4 +1,4 @@
-"""Whether an open version of a file is still what its path shows."""
+"""Comparison of an open version of a file with the version that its path shows."""
 
 import errno
 from enum import Enum, auto
@@ -16,7 +16,7 @@ class Shown(Enum):
     """The content of a path, compared with an open version."""
 
     SAME = auto()
-    """Just this version, though perhaps with other attributes."""
+    """The same version, though perhaps with other attributes."""
     ANOTHER = auto()
     NOTHING = auto()
     """No file."""
@@ -39,45 +39,46 @@ def shown_at(files: StripedFiles, path: str, version: OpenVersion) -> Shown:
             with files.open(path, expected=info) as now:
                 if not _is_same(files, version, now):
                     return Shown.ANOTHER
-                # Else each later look would open it again: others set its attributes, or its time stamp has settled.
+                # Otherwise each later look would open it again, because its attributes or the state of its time stamp
+                # changed.
                 version.found_as(now.info, now.manifest)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return Shown.NOTHING
     except (IntegrityError, StateError):
-        return Shown.ANOTHER  # opening that one says what is wrong with it
+        return Shown.ANOTHER  # opening that version reports its fault
     except OSError as error:
         if error.errno == errno.ESTALE:
-            return Shown.ANOTHER  # replaced over and over
+            return Shown.ANOTHER  # replaced again and again
         raise
     else:
         return Shown.SAME
 
 
 def names_segments(files: StripedFiles, path: str, segment_ids: set[str]) -> bool:
-    """Return whether what is at a path now shows all of these segments.
+    """Return whether the version at a path now shows all of these segments.
 
-    A mount that replaces a file removes its objects; no manifest may name them then.
+    A mount that replaces a file removes its objects, which no manifest may name after that.
     """
     try:
         there = files.manifest(path)
     except FileNotFoundError:
         return False
-    # All of them: one that is gone is one whose objects are being removed.
+    # Check all segments, because the objects of a segment that is gone are being removed.
     return there is not None and segment_ids <= ids_of(there.segments)
 
 
 def with_attributes(
     files: StripedFiles, path: str, version: OpenVersion, attributes: Attributes
 ) -> OpenVersion | None:
-    """Give an open version attributes at its path, and open it anew; None where another one is there."""
+    """Publish attributes for an open version at its path, and open it again; None if another version is there."""
     if shown_at(files, path, version) is not Shown.SAME:
         return None
     set_attributes(files, path, attributes)
-    # Opened anew, since a manifest is what bears them: the version that was open has none, or another.
+    # Open it again, because a manifest carries the attributes: the open version has none, or another.
     now = files.open(path, brings=False)
     if (made := now.manifest) is not None:
         known = version.manifest
-        # A plain file has got a manifest now, with its bytes in it or in objects.
+        # A plain file now has a manifest, with its bytes in it or in objects.
         is_it = (
             made.size_bytes == version.reader.size_bytes
             if known is None

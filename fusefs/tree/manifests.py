@@ -1,4 +1,4 @@
-"""Manifests at paths of a store: read with as few calls as can be, remembered where they cannot have changed."""
+"""Manifests at paths of a store: read with as few calls as possible, remembered if they cannot have changed."""
 
 import threading
 import time
@@ -13,21 +13,21 @@ from omniload.base.lru import Lru
 __all__ = ["SETTLED_NS", "SHORT_BYTES", "ManifestCache", "ManifestReader", "is_settled"]
 
 SETTLED_NS = 3_000_000_000
-"""Age from which a time stamp of whole seconds distinguishes versions, clocks a second off included."""
+"""Age from which a time stamp of whole seconds distinguishes versions, even with clocks that differ by a second."""
 
 Version = tuple[int, int, str | None]
-"""Size, time stamp and name, as the store says them."""
+"""Size, time stamp and version name, as the store reports them."""
 _MOST_HEADERS = 100_000
 SHORT_BYTES = 64 << 10
-"""Manifests of up to this size, of files of some GiB, are read whole at once, and remembered so."""
+"""Size up to which manifests, for files of some GiB, are read whole at once, and remembered whole."""
 _PIECE_BYTES = 4 << 20
 """Bytes that one request reads of a longer manifest."""
 _KNOWN_BYTES = 16 << 20
-"""Most bytes of whole manifests remembered."""
+"""Most bytes of whole manifests that are remembered."""
 
 
 def is_settled(entry: Entry, now_ns: int) -> bool:
-    """Return whether nothing that comes after ``now_ns`` can have the time stamp of ``entry``."""
+    """Return whether no later version than ``now_ns`` can have the time stamp of ``entry``."""
     return bool(entry.mtime_ns) and now_ns - entry.mtime_ns > SETTLED_NS
 
 
@@ -55,7 +55,7 @@ class ManifestCache:
         known = self._headers.peek(path)
         if known is None or known[0] != _version(entry):
             return None
-        # Only now a use: another version of the path is as good as none.
+        # Count the use only now, because another version of the path is useless.
         self._headers.get(path)
         return known[1]
 
@@ -76,12 +76,12 @@ class ManifestCache:
         self._bodies.put(path, (_version(entry), data), len(data))
 
     def forget(self, path: str) -> None:
-        """Forget what is known at a path."""
+        """Forget everything about a path."""
         self._headers.pop(path)
         self._bodies.pop(path)
 
     def drop_below(self, path: str) -> None:
-        """Forget what is known below a directory; the root is the empty path."""
+        """Forget everything below a directory; the root is the empty path."""
         below = f"{path}/" if path else ""
         for lru in (self._headers, self._bodies):
             lru.pop_where(lambda known: known.startswith(below))
@@ -93,12 +93,12 @@ def _version(entry: Entry) -> Version:
 
 
 class ManifestReader:
-    """Reads what may be a manifest, by what the store has just said of its path. Safe in threads."""
+    """Reads files that may be manifests, given the store's latest entry of their path. Safe in threads."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._reading_long = threading.Lock()
-        """Held by the one thread that reads a long manifest: each may need ``MAX_MANIFEST_BYTES``."""
+        """Lock of the one thread that reads a long manifest, because each may need ``MAX_MANIFEST_BYTES``."""
         self.known = ManifestCache(most_headers=_MOST_HEADERS, most_bytes=_KNOWN_BYTES)
 
     def header(self, path: str, entry: Entry, short_bytes: int) -> Header | None:
@@ -117,16 +117,17 @@ class ManifestReader:
         head = self._store.read(path, 0, entry.size_bytes if is_short else HEADER_BYTES)
         header = self._header_in(path, entry, head, asked_ns)
         if is_short and header is not None:
-            # A broken body is none of the header's business: opening it says what is wrong.
+            # A broken body does not matter for the header; opening the file reports the fault.
             with suppress(IntegrityError, StateError):
                 self._decoded(path, entry, head, asked_ns)
         return header
 
     def manifest(self, path: str, entry: Entry) -> tuple[Header, Manifest] | None:
-        """Read all that is at a path, by one read where it is short; None where it is a plain file.
+        """Read the whole manifest at a path, by one read if it is short; None for a plain file.
 
         Raises:
-            IntegrityError, FileNotFoundError: It is broken; or it was replaced since.
+            IntegrityError: The manifest is broken.
+            FileNotFoundError: The file was replaced since.
         """
         if entry.size_bytes > SHORT_BYTES and self.header(path, entry, 0) is None:
             return None
@@ -135,26 +136,26 @@ class ManifestReader:
         return (header, self._decoded(path, entry, data, asked_ns)) if header is not None else None
 
     def _whole(self, path: str, entry: Entry) -> tuple[bytes | bytearray, int]:
-        """Return all bytes at a path, and when the store was asked for them at the latest."""
+        """Return all bytes at a path, and the latest time at which the store was asked for them."""
         asked_ns = time.time_ns()
         known = self.known.whole(path, entry)
         if known is not None:
             return known, asked_ns
         if entry.size_bytes <= _PIECE_BYTES:
             return self._store.read(path, 0, entry.size_bytes), asked_ns
-        # One at a time: sixteen readers of a sparse giant would be two GiB.
+        # One at a time, because sixteen readers of a huge sparse file would need two GiB.
         with self._reading_long:
             return self._read_by_pieces(path, entry.size_bytes), asked_ns
 
     def _read_by_pieces(self, path: str, size_bytes: int) -> bytearray:
-        """Read a long manifest, whose header has said that this is its size."""
+        """Read a long manifest, whose header has confirmed its size."""
         data = bytearray()
         for at in range(0, size_bytes, _PIECE_BYTES):
             data += self._store.read(path, at, min(_PIECE_BYTES, size_bytes - at))
         return data
 
     def _decoded(self, path: str, entry: Entry, data: bytes | bytearray, asked_ns: int) -> Manifest:
-        """Decode a manifest, and remember it: not before its checksums, which the next read may match."""
+        """Decode a manifest, and remember it; but not before its checksums, which the next read may match."""
         manifest = decode_manifest(data, name=path)
         if len(data) <= SHORT_BYTES and is_settled(entry, asked_ns):
             self.known.put_body(path, entry, bytes(data))
@@ -165,7 +166,7 @@ class ManifestReader:
     ) -> Header | None:
         """Like ``header``, with the first bytes already read: those of the header, or the whole file."""
         if not head.startswith(MAGIC):
-            # The first bytes may be all: then its end needs no request of its own.
+            # If the first bytes are the whole file, its end needs no further request.
             whole = len(head) == entry.size_bytes
             at = entry.size_bytes - len(TAIL)
             tail = head[at:] if whole else self._store.read(path, at, len(TAIL))
@@ -180,7 +181,7 @@ class ManifestReader:
             raise IntegrityError(
                 f"{path!r} holds the attributes of a directory under a file's name; remove it"
             )
-        # Before anything of the body is read: the size of that is what a header says.
+        # Check this before the body is read, because the header decides the size of that read.
         if header.manifest_bytes != entry.size_bytes:
             raise IntegrityError(
                 f"manifest {path!r} has {entry.size_bytes} bytes, its header says "

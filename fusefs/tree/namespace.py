@@ -1,6 +1,6 @@
-"""The tree of files a store shows: what is at a path, and every change of it.
+"""The tree of files that a store shows, and every change to it.
 
-Blocking and safe in threads. The mount, fsspec and the command line all stand on it.
+Blocking and safe in threads. The mount, fsspec and the command line are built on it.
 """
 
 import errno
@@ -47,9 +47,9 @@ _LENT_READS = 6
 
 
 class StripedFiles:
-    """Files of a store, striped ones whole, objects and manifests out of sight.
+    """The files of a store: striped files whole, objects and manifests hidden.
 
-    Used by the process that made it: in one that is forked off, every call raises ``StateError``.
+    For the process that made it: in a forked process, every call raises ``StateError``.
     """
 
     def __init__(self, store: Store, config: FilesConfig | None = None) -> None:
@@ -62,8 +62,8 @@ class StripedFiles:
         self.budget = ByteBudget(self.config.write_window)
         self._readers = StorePool(self.config.read_streams, "fusefs-read")
         self.visible = partial(_visible_path, self._readers)
-        """Returns a path that users may name, without slashes at its ends, or raises."""
-        # A pool of its own: a slow store must not keep waiting what lies on this disk.
+        """Function that returns a path which users may name, without slashes at its ends, or raises."""
+        # A separate pool, so that a slow store does not delay reads of this disk.
         self._local_readers = StorePool(_LOCAL_STREAMS, "fusefs-disk")
         self._writers = StorePool(self.config.write_streams, "fusefs-write")
         self.longest_read, read_ahead = self.config.reading(store.preferred)
@@ -91,17 +91,17 @@ class StripedFiles:
         self.names = Names(store, self.catalog, self.directories, self.references, self.visible)
         versions = Versions(self._reading, self.catalog, self.references, self.disk)
         self.opener = Opener(self.catalog, versions, most_brought=self.config.plain_limit)
-        # Last: a scrape in another thread must not meet one that is half made.
+        # Last, so that a scrape in another thread does not meet an incomplete object.
         watch(self)
 
     def use_disk_cache(self, chosen: DiskCacheConfig) -> None:
         """Keep local copies of versions opened from now on.
 
-        For a process that takes a mount over: the directory is free only when the other one
-        has let it go.
+        This is for a process that takes a mount over: the directory is free only after the other process
+        has released it.
 
         Raises:
-            ConfigError, StateError: As ``DiskDirectory``.
+            ConfigError, StateError: Same as for ``DiskDirectory``.
         """
         config = self.config.model_copy(update={"disk_cache": chosen})
         self.disk = disk_cache_of(config, self.traffic)
@@ -115,7 +115,7 @@ class StripedFiles:
         # Nobody waits for reads that have not begun, so they are cancelled; queued writes are carried out.
         self._readers.shutdown(cancel_futures=True)
         retire(self)
-        # Before the threads that read it: comparing a large copy would be waited for.
+        # Close it before the threads that read it, which would wait until a large copy is compared.
         if self.disk is not None:
             self.disk.close()
         self._local_readers.shutdown(cancel_futures=True)
@@ -123,7 +123,7 @@ class StripedFiles:
         self.store.close()
 
     def numbers(self) -> Numbers:
-        """Return counts since the start and levels of now, as statistics and scrapes show them."""
+        """Return counts since the start and present levels, as statistics and scrapes show them."""
         found = self.traffic.numbers()
         if isinstance(self.store, RetryingStore):
             found.store_calls, found.retries = self.store.counts()
@@ -139,7 +139,7 @@ class StripedFiles:
         return self.catalog.stat(self.visible(path))
 
     def listing(self, path: str) -> list[FileInfo]:
-        """Describe everything directly in a directory, sorted by name."""
+        """Describe every entry of a directory, sorted by name."""
         return self.catalog.listing(self.visible(path))
 
     def manifest(self, path: str) -> Manifest | None:
@@ -151,16 +151,16 @@ class StripedFiles:
     ) -> OpenVersion:
         """Open the version of a file that is at a path now.
 
-        A plain file of up to ``plain_limit`` comes with its bytes, so that they are of one version.
+        A plain file of up to ``plain_limit`` is read at once, so that its bytes are of one version.
 
         Args:
-            path: Where.
-            expected: What it likely is: saves a look where it is.
-            brings: Whether such bytes are wanted.
+            path: Path of the file.
+            expected: Its probable description, which saves a look if it is right.
+            brings: Whether the bytes of such a plain file are wanted.
 
         Raises:
             IsADirectoryError: It is a directory.
-            OSError: ``ESTALE`` where others replace it again and again.
+            OSError: ``ESTALE``: others replace it again and again.
         """
         return self.opener.open(self.visible(path), expected=expected, brings=brings)
 
@@ -205,10 +205,10 @@ class Names:
     """Makes, renames and removes names of one store. Blocking and safe in threads.
 
     Args:
-        store: Where they are.
-        catalog: Says what has a name.
-        directories: Whose times move with the names in them.
-        references: Removes the objects of what is removed.
+        store: The store.
+        catalog: Describes the entries.
+        directories: Updates the times of directories when names in them change.
+        references: Removes the objects of removed files.
         visible: Returns a path that users may name, or raises.
     """
 
@@ -246,7 +246,7 @@ class Names:
         return manifest.target
 
     def make_directory(self, path: str, mode: int | None = None) -> None:
-        """Make a directory; where the store keeps modes, others may search it as this one says."""
+        """Make a directory; if the store keeps modes, other users may search it as this mode allows."""
         path = self._visible(path)
         self._store.make_directory(path)
         if mode is not None and self._store.keeps_modes:
@@ -271,7 +271,7 @@ class Names:
         self._directories.names_changed(parent_of(path))
 
     def rename(self, source: str, target: str) -> None:
-        """Rename a file over another, or a directory: one rename in the store, no data moves."""
+        """Rename a file over another, or a directory: one rename in the store, and no data is moved."""
         source, target = self._visible(source), self._visible(target)
         replaced = self._catalog.manifest_or_none(target) if source != target else None
         self._directories.before_rename(source, target)
@@ -298,11 +298,11 @@ def _visible_path(pool: StorePool, path: str) -> str:
     """Return a path without slashes at its ends.
 
     Raises:
-        PermissionError: It is the store's own.
+        PermissionError: The path belongs to the store itself.
         StateError: This process was forked off the one that opened the store.
-        ValueError: As ``checked_path``.
+        ValueError: Same as for ``checked_path``.
     """
-    # Here, where every path comes by: a forked process hears of it before it waits for a thread.
+    # Check the process here, because every path passes here before a forked process could wait for a thread.
     pool.check_process()
     path = checked_path(path)
     if is_at_or_below(path, RESERVED):

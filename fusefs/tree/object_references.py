@@ -54,17 +54,17 @@ class ObjectReferences:
             for segment in replaced.distinct_segments():
                 paths = [path for path in segment.object_paths() if path not in still]
                 if self._pins.get(segment.segment_id):
-                    # A reader of the old version, in this process: another mount's gets ESTALE.
+                    # A reader in this process has the old version open; a reader in another mount gets ESTALE.
                     self._deferred[segment.segment_id] = paths
                 else:
                     doomed += paths
         self._remove(doomed)
 
     def discard(self, content: Content, *, kept: Manifest | None = None) -> None:
-        """Remove objects of content that was never published, but for those ``kept`` names."""
+        """Remove objects of content that was never published, except those that ``kept`` names."""
         if not isinstance(content, bytes):
             named = {s.segment_id for s in kept.segments} if kept is not None else set()
-            # Nothing is said of those: they may have been condemned with the version they belong to.
+            # Skip the named segments: they may have been condemned with the version they belong to.
             loose = tuple(s for s in content if s.segment_id not in named)
             self.release_or_defer(Manifest(mtime_ns=0, segments=loose))
 
@@ -73,7 +73,7 @@ class ObjectReferences:
             try:
                 self._store.remove(path)
             except FileNotFoundError:
-                continue  # another mount replaced the same version, and was first
+                continue  # another mount replaced the same version first
             except (OSError, OmniloadError) as error:
                 # An orphan costs space, not data: fsck finds it.
                 _LOG.info("object %s stays an orphan: %s", path, error)

@@ -1,4 +1,4 @@
-"""Versions of files held open, and how each is read: its pieces, its local copy, what a missing object means."""
+"""Open versions of files: their pieces, their local copies, and the meaning of a missing object."""
 
 import errno
 import time
@@ -32,14 +32,14 @@ _PLAIN_BLOCK = 1 << 20
 
 
 class OpenVersion:
-    """A version of a file, held open: its objects stay until it is closed, on this process's part.
+    """An open version of a file: this process keeps its objects until it is closed.
 
     Args:
         references: Keeps its objects.
-        info: What it is.
-        manifest: None for a plain file.
-        reader: Reads it.
-        place: Where it lies.
+        info: Its description.
+        manifest: Its manifest; None for a plain file.
+        reader: Its reader.
+        place: Its place.
         copy: Its local copy.
     """
 
@@ -74,15 +74,15 @@ class OpenVersion:
 
     @property
     def reads_path(self) -> bool:
-        """Whether its bytes are read at its path itself, and depend on its staying there."""
+        """Whether its bytes are read at its path itself, and so depend on its staying there."""
         return self.place.entry is not None
 
     def moved(self, path: str, *, was_there: bool = False) -> None:
-        """Follow a rename in this process: a plain version is read where it lies now. May ask the store.
+        """Follow a rename in this process: a plain version is read at its present path. May ask the store.
 
         Args:
-            path: Where it lies now.
-            was_there: Whether it was not gone just before: what the store says of it now is taken over.
+            path: Its present path.
+            was_there: Whether it was still there just before; then the store's present entry is taken over.
         """
         if (entry := self.place.moved(path, was_there=was_there)) is not None:
             self.info = replace(self.info, entry=entry)
@@ -97,15 +97,15 @@ class OpenVersion:
         self.is_known = _is_known(info.entry)
 
     def local_copy(self) -> int | None:
-        """Open a complete, verified copy of this version on the local disk; None where there is none.
+        """Open a complete, verified copy of this version on the local disk; None if there is none.
 
         Never waits for the store, nor for the disk: a copy that this process has not compared
         with its checksums yet is compared in the background, for later reads. The caller
-        closes the descriptor; it stays readable though the copy is dropped meanwhile. Keep this
-        version open for as long as the descriptor is used, so that its bytes stay counted.
+        closes the descriptor; it stays readable even if the copy is dropped meanwhile. Keep this
+        version open while the descriptor is used, so that its bytes stay counted.
 
         Returns:
-            A descriptor to read from only: byte ``i`` of the file is byte ``i`` of the copy.
+            A descriptor for reading only: byte ``i`` of the file is byte ``i`` of the copy.
         """
         if self._copy is None or not self._copy.copy.is_whole:
             return None
@@ -116,12 +116,12 @@ class OpenVersion:
 
     @property
     def closes_now(self) -> bool:
-        """Whether closing asks no store and no disk for anything."""
+        """Whether closing makes no request to the store or the disk."""
         has_objects = self.manifest is not None and bool(self.manifest.segments)
         return self._copy is None and not has_objects
 
     def close(self) -> None:
-        """Let the version go."""
+        """Release the version."""
         if self._open:
             self._open = False
             if self._copy is not None:
@@ -137,13 +137,13 @@ class OpenVersion:
 
 
 class Versions:
-    """Makes open versions of what is known of them: their pieces, a reader, a local copy.
+    """Makes open versions: their pieces, a reader, a local copy.
 
     Args:
-        engine: Reads them.
-        catalog: Says whether a missing object is missing, or its version gone.
-        references: Keeps the objects of striped ones.
-        disk: Local copies, where they are configured.
+        engine: Reads the versions.
+        catalog: Decides whether an object is missing, or its whole version is gone.
+        references: Keeps the objects of striped versions.
+        disk: Local copies, if they are configured.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Versions:
         """Return a plain version that is read at its path."""
         place = Place(self._engine.store, path, info.entry)
         pieces = [_plain_piece(place, info.entry)]
-        # Seconds on the clock distinguish versions for minutes, not for the life of a disk.
+        # Whole seconds distinguish versions for minutes, but not for the life of a disk.
         copied = info.entry.version or (
             is_settled(info.entry, time.time_ns()) and info.entry.mtime_ns % 10**9
         )
@@ -183,7 +183,7 @@ class Versions:
 
     def striped(self, path: str, info: FileInfo, manifest: Manifest) -> OpenVersion:
         """Return a striped version; its objects stay until it is closed."""
-        # Before anything of it is read: what replaces it meanwhile leaves its objects.
+        # Pin it before it is read, so that a later version leaves its objects.
         self._references.pin(manifest)
 
         def when_missing(object_path: str) -> Exception:
@@ -198,7 +198,7 @@ class Versions:
             return stale_version(path)
 
         pieces = file_segments_of(manifest)
-        # No prefix: a segment's name is random, so two paths, or stores, may share its copy.
+        # No prefix, because a segment's name is random, so two paths, or stores, may share its copy.
         copy = self._copy_of(pieces, "")
         reader = FileReader(self._engine, pieces, when_missing=when_missing, copy=copy)
         return OpenVersion(
@@ -211,13 +211,13 @@ class Versions:
         )
 
     def reader_of(self, content: Content) -> FileReader:
-        """Return a reader of content that is durable and may not be published."""
+        """Return a reader of durable content that may be unpublished."""
         inline = content if isinstance(content, bytes) else b""
         manifest = Manifest(mtime_ns=0, segments=segments_of(content), inline=inline)
         return FileReader(self._engine, file_segments_of(manifest))
 
     def drop(self, file: OpenVersion) -> tuple[int, int]:
-        """Forget what is cached of a version; return the bytes that were in memory and on the disk."""
+        """Forget the cached blocks of a version; return the bytes that were in memory and on the disk."""
         copy = file._copy
         on_disk = 0
         if copy is not None and self._disk is not None:
@@ -246,7 +246,7 @@ class Opener:
         self._most_brought = most_brought
 
     def open(self, path: str, *, expected: FileInfo | None, brings: bool) -> OpenVersion:
-        """Open what is at a path now; see ``StripedFiles.open``."""
+        """Open the file that is at a path now; see ``StripedFiles.open``."""
         if brings and expected is not None and self.comes_whole(expected):
             file = self.versions.plain(path, expected)
             if _bring(file):
@@ -267,9 +267,9 @@ class Opener:
         raise OSError(errno.ESTALE, f"replaced {MOST_VERSIONS} times meanwhile; try again", path)
 
     def open_published(self, path: str, content: Content, published: Published) -> OpenVersion:
-        """Open what was just published here, though another mount may have replaced it since."""
-        # Else the store is asked, and may answer with what another mount has put there since.
-        if published.info is not None:  # the store said what it took
+        """Open the version that was just published here, even if another mount may have replaced it since."""
+        # Otherwise the store is asked, and may return a version that another mount has put there since.
+        if published.info is not None:  # the store reported what it took
             if published.manifest is not None:
                 return self.versions.striped(path, published.info, published.manifest)
             if isinstance(content, bytes):
@@ -281,7 +281,7 @@ class Opener:
             is_plain = manifest is None and info.kind == "file"
             if is_plain and isinstance(content, bytes) and info.size_bytes == len(content):
                 return self.versions.cached(path, info, content)
-        # Another mount was as fast. What is held is the version from here: nothing at its path is like it.
+        # Another mount was as fast. Keep the version from here; no file at the path equals it.
         now_ns = time.time_ns()
         inline = content if isinstance(content, bytes) else b""
         made = Manifest(mtime_ns=now_ns, segments=segments_of(content), inline=inline)
@@ -292,17 +292,17 @@ class Opener:
             mtime_ns=now_ns,
             mode=made.mode,
             stored="manifest",
-            # A version that no store names: every look finds that the path shows another.
+            # A version with a name that no store uses, so that every look finds another version at the path.
             entry=Entry(name_of(path), False, 0, 0, version=uuid.uuid4().hex),
         )
         return self.versions.striped(path, info, made)
 
     def comes_whole(self, info: FileInfo) -> bool:
-        """Return whether a file is opened with its bytes."""
+        """Return whether a file is read when it is opened."""
         return info.stored == "plain" and info.size_bytes <= self._most_brought
 
     def _kept(self, file: OpenVersion) -> OpenVersion:
-        """Return a plain version that was opened with its bytes; they stay where only they distinguish it."""
+        """Return a plain version that was read at its open; its bytes stay if only they identify it."""
         size_bytes = file.reader.size_bytes
         data = None if file.is_known else file.reader.try_read(0, size_bytes)
         if data is None or len(data) != size_bytes:
@@ -338,7 +338,7 @@ def _is_known(entry: Entry) -> bool:
 
 
 def _plain_piece(place: Place, entry: Entry) -> FileSegment:
-    """Return a plain file as one piece, cached across opens only where its version has a name."""
+    """Return a plain file as one piece, cached across opens only if its version has a name."""
     if entry.version is not None:
         version = f"{entry.version}-{entry.size_bytes}"
     elif is_settled(entry, time.time_ns()):

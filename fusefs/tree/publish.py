@@ -1,4 +1,4 @@
-"""Putting content at a path: what it replaces is found, and its manifest written, while its objects close."""
+"""Publishing of content: while its objects close, the replaced version is read, and the manifest written."""
 
 import errno
 from collections.abc import Callable, Iterable
@@ -23,9 +23,9 @@ class Published:
     """The result of publishing at a path."""
 
     is_new: bool
-    """Whether nothing was there."""
+    """Whether the path was free before."""
     info: FileInfo | None
-    """None where the store does not say what it took."""
+    """Description of the new file; None if the store does not report what it took."""
     manifest: Manifest | None
 
 
@@ -33,9 +33,9 @@ class Publisher:
     """Publishes files of one store. Blocking and safe in threads.
 
     Args:
-        store: Where to.
-        catalog: Reads what is replaced.
-        references: Removes the objects of what is replaced.
+        store: The store to publish to.
+        catalog: Reads the replaced versions.
+        references: Removes the objects of replaced versions.
     """
 
     def __init__(self, store: Store, catalog: Catalog, references: ObjectReferences) -> None:
@@ -67,10 +67,10 @@ class Publisher:
         replaced: list[Manifest | None] = []
 
         def before(there: Entry | None) -> None:
-            # A call that is repeated may find what the one before it has published.
+            # A repeated call may find the version that an earlier attempt has published.
             found.append(there)
             replaced.append(self._manifest_of(path, there))
-            # After what is replaced was read: both go on while the objects close.
+            # After the replaced version was read, so that both steps run while the objects close.
             ready()
             if manifest is not None:
                 self._let_read(path, manifest, replaced[-1])
@@ -145,7 +145,7 @@ class Publisher:
         """Give the objects of a file its mode, except objects that have it from the previous version."""
         if not self._store.keeps_modes or not manifest.segments:
             return
-        # A request for each object else, at every fsync of a file that grows.
+        # This saves a request for each object at every fsync of a growing file.
         same = known is not None and known.mode == manifest.mode
         done = set(known.object_paths()) if known is not None and same else set()
         for object_path in manifest.object_paths():
@@ -156,7 +156,7 @@ class Publisher:
                     raise OSError(errno.ESTALE, "what it builds on was removed", path) from error
 
     def _manifest_of(self, path: str, there: Entry | None) -> Manifest | None:
-        """Return the manifest about to be replaced; a broken one names nothing we could remove."""
+        """Return the manifest to be replaced; a broken one names nothing that could be removed."""
         if there is None:
             return None
         try:
@@ -166,7 +166,7 @@ class Publisher:
 
 
 def _needed_manifest(content: Content, attributes: Attributes) -> Manifest | None:
-    """Return the manifest of some content; None where it is stored as it is."""
+    """Return the manifest for some content; None if the content is stored as it is."""
     if isinstance(content, bytes) and attributes.are_default and may_be_plain([bytearray(content)]):
         return None
     return manifest_for(content, attributes)
@@ -178,4 +178,4 @@ def _kept_mode(mode: int | None) -> int | None:
 
 
 class _ReplacedError(OSError):
-    """Another version is at the path, or none."""
+    """The path has another version, or none."""

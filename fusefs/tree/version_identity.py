@@ -1,4 +1,4 @@
-"""Telling versions of a file apart by what they hold: a store's time stamps may be too coarse for it."""
+"""Identification of versions of a file by their content, because a store's time stamps may be too coarse."""
 
 import hashlib
 from collections.abc import Hashable, Iterable, Sequence
@@ -19,7 +19,7 @@ __all__ = [
 
 
 def content_name(manifest: Manifest) -> Hashable:
-    """Return what names the content of a manifest for ever: segments never change, and are never named again."""
+    """Return a permanent name of a manifest's content: segments never change, and their names are never reused."""
     return _named(manifest.segments), manifest.inline, manifest.target
 
 
@@ -29,11 +29,11 @@ def content_digest(manifest: Manifest) -> str:
 
 
 def identity_of(manifest: Manifest | None, entry: Entry) -> str:
-    """Return what distinguishes a version from any other of its path, for another process.
+    """Return a text that identifies a version among all versions of its path, for another process.
 
     Args:
-        manifest: None for a plain file.
-        entry: What the store says of it.
+        manifest: Manifest of the version; None for a plain file.
+        entry: The store's entry of the version.
     """
     if manifest is not None:
         return f"striped {content_digest(manifest)}"
@@ -41,7 +41,7 @@ def identity_of(manifest: Manifest | None, entry: Entry) -> str:
 
 
 def is_content(manifest: Manifest, content: Content) -> bool:
-    """Return whether a manifest holds just this content."""
+    """Return whether a manifest holds exactly this content."""
     if isinstance(content, bytes):
         return not manifest.segments and manifest.inline == content and manifest.target is None
     return _named(manifest.segments) == _named(content) and not manifest.inline
@@ -53,12 +53,12 @@ def segments_of(content: Content) -> tuple[Segment, ...]:
 
 
 def ids_of(segments: Iterable[Segment]) -> set[str]:
-    """Return which segments these are ranges of."""
+    """Return the ids of the segments that these are ranges of."""
     return {segment.segment_id for segment in segments}
 
 
 def spliceable(manifest: Manifest | None) -> tuple[Segment, ...]:
-    """Return the segments of a version that another one can share; bytes in a manifest are none."""
+    """Return the segments of a version that another version can share; bytes in a manifest are not shared."""
     return manifest.segments if manifest is not None and not manifest.inline else ()
 
 

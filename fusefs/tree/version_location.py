@@ -15,10 +15,10 @@ class Place:
     """The path of an open version, followed through renames of this process. Safe in threads.
 
     Args:
-        store: Where the path is.
-        path: Where the version was opened.
-        entry: What the store said of it there, for a plain version, which is read by its path;
-            None for one that is read without.
+        store: The store.
+        path: Path at which the version was opened.
+        entry: The store's entry of a plain version, which is read by its path;
+            None for a version that is not read by its path.
     """
 
     def __init__(self, store: Store, path: str, entry: Entry | None = None) -> None:
@@ -27,12 +27,12 @@ class Place:
         self.entry = entry
 
     def moved(self, path: str, *, was_there: bool) -> Entry | None:
-        """Note that this process renamed the file; return what the store says of it now, if that is another word.
+        """Note that this process renamed the file; return the store's present entry, if it differs from before.
 
         Some stores rename by copying, which gives the copy a time stamp of its own.
 
         Args:
-            path: Where it lies now.
+            path: Present path.
             was_there: Whether the version was found at its path just before.
         """
         if path == self.path:
@@ -43,7 +43,7 @@ class Place:
         try:
             found = self._store.stat(path)
         except (OSError, OmniloadError):
-            return None  # gone or out of reach: its next read says so
+            return None  # gone or unreachable: its next read reports it
         # This is not the renamed version: another mount replaced it in between.
         if found.is_directory or found.size_bytes != self.entry.size_bytes:
             return None
@@ -51,9 +51,9 @@ class Place:
         return found
 
     def check(self) -> None:
-        """Check that what was read at the path just now is of this version.
+        """Check that bytes just read at the path are of this version.
 
-        Between two looks that found the same, it is.
+        They are, if the looks before and after the read found the same entry.
 
         Raises:
             OSError: ``ESTALE``: another version is there, or none.
@@ -65,12 +65,12 @@ class Place:
             found = self._store.stat(self.path)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise stale_version(self.path) from error
-        # Its name and its mode say nothing of its bytes.
+        # Ignore name and mode, which do not depend on the bytes.
         if replace(found, name=self.entry.name, mode=self.entry.mode) != self.entry:
             raise stale_version(self.path)
 
     def is_gone(self) -> bool:
-        """Return whether the version is no more where it is read."""
+        """Return whether the version is no longer at the path where it is read."""
         is_there = False
         with stale_suppressed():
             self.check()
@@ -80,7 +80,7 @@ class Place:
 
 @contextmanager
 def stale_suppressed() -> Iterator[None]:
-    """Go on where a version turns out to be gone."""
+    """Continue if a version turns out to be gone."""
     try:
         yield
     except OSError as error:
@@ -89,5 +89,5 @@ def stale_suppressed() -> Iterator[None]:
 
 
 def stale_version(path: str) -> OSError:
-    """Return the error for a version that was opened and is there no more."""
+    """Return the error for an open version that is no longer there."""
     return OSError(errno.ESTALE, "the version that was opened is gone; open the file again", path)

@@ -22,7 +22,7 @@ def files_below(files: _Listed, path: str) -> Iterator[tuple[str, FileInfo]]:
         at, info = pending.pop()
         if info.kind == "directory":
             found = [(posixpath.join(at, child.name), child) for child in files.listing(at)]
-            # Last in, first out: so files come in the order of a listing, and few folders wait at a time.
+            # Last in, first out, so that files come in the order of a listing, and few folders wait at a time.
             pending += reversed(found)
         elif info.kind == "file":
             yield at, info
