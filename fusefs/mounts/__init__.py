@@ -1,1 +1,1 @@
-"""Mounts of a store: a process each, its supervisor, its options, and fstab."""
+"""Mounts of a store: one process for each, its supervisor, its options, and fstab."""

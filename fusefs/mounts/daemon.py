@@ -30,11 +30,11 @@ __all__ = ["main"]
 
 _LOG = get_logger(__name__)
 _BEFORE_WITHIN_S = 300.0
-"""For a process that had the mount before to publish what it still holds."""
+"""Seconds for the previous process of the mount to publish its remaining writes."""
 
 
 def _waits_s(give_up_after_s: float) -> list[float]:
-    """Return waits between attempts that together last about as long as an outage may."""
+    """Return waits between attempts that together last about as long as the longest tolerated outage."""
     waits: list[float] = []
     for wait in backoff_s(first_s=0.1, longest_s=5.0, attempts=1000):
         if sum(waits) + wait > give_up_after_s:
@@ -47,10 +47,10 @@ def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = Fal
     """Open the store and show it until unmounted or asked to end.
 
     Raises:
-        IntegrityError: At its end, files could not be published.
-        StateError: Whether the process that had the mount before has published everything is not known.
+        IntegrityError: At the end, files could not be published.
+        StateError: It is unknown whether the previous process of the mount has published everything.
     """
-    # Before anything waits for the store: from here on a signal leaves neither a mount nor a traceback.
+    # Before anything waits for the store, so that from here on a signal leaves neither a mount nor a traceback.
     mounted = _ended_once()
     _check_spool(config.spool_directory)
     store = RetryingStore(
@@ -62,9 +62,9 @@ def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = Fal
     )
     if config.durable_at == "fsync" and not config.read_only:
         store.delay_syncs()
-    # Better said now than by the first call on the mount.
+    # Report it now, rather than at the first call on the mount.
     check_root(store, begin=not config.read_only)
-    # The process that has the mount has the directory of its disk cache, too.
+    # The previous process of the mount still holds the directory of the disk cache, too.
     taken = config.files.model_copy(update={"disk_cache": None}) if config.take_over else None
     files = StripedFiles(store, taken or config.files)
     shown = StoreFileSystem(files, SpoolPlace(config.spool_directory, config.spool_limit))
@@ -96,9 +96,9 @@ def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = Fal
         # After the mount and before the store: nobody writes any more, and pending files can still be published.
         lost = shown.close()
         files.close()
-        # Who waits for the end of the mount waits for all that was written there, by whichever process.
+        # A process that waits for the end of the mount waits for all writes to it, also those of the previous process.
         lost += _lost_by(before) if before is not None and mounted.is_set() else ()
-        # Last: port, disk cache and store are free for the mount that comes next.
+        # Last, when port, disk cache and store are free for the next mount.
         notifier.notify(lost)
     if lost:
         told = counted(len(lost), "file")
@@ -106,22 +106,22 @@ def serve(config: MountConfig, ready: Callable[[], None], *, watched: bool = Fal
 
 
 def _before(config: MountConfig) -> UnmountClient | None:
-    """Return what tells of the end of the process that has the mount which this one takes over."""
+    """Return the client that waits for the end of the previous process of the mount."""
     if not config.take_over:
         return None
     try:
         return UnmountClient.of(config.mountpoint)
     except StateError as error:
-        # The take-over fails for the same reason, or that process is about to end.
+        # The take-over will fail for the same reason, or that process is about to end.
         _LOG.info("%s", error)
         return None
 
 
 def _lost_by(before: UnmountClient) -> Sequence[str]:
-    """Wait until the process that had the mount before is gone; return which files it could not publish.
+    """Wait until the previous process of the mount has ended; return the files that it could not publish.
 
     Raises:
-        StateError: It ended without a word, or is still there.
+        StateError: It ended without a report, or still runs.
     """
     process = before.about["process"]
     said: list[float] = []
@@ -154,8 +154,8 @@ def _lost_by(before: UnmountClient) -> Sequence[str]:
 def _ended_once() -> threading.Event:
     """Let a signal end this process only until the event is set.
 
-    From then on the bindings take the first one; a second (SIGHUP behind SIGTERM, an impatient
-    user) would kill us while what is open is published.
+    After that, the bindings handle the first signal. A second one (SIGHUP after SIGTERM, an impatient
+    user) must not kill this process while open files are published.
     """
     mounted = threading.Event()
 
@@ -170,7 +170,7 @@ def _ended_once() -> threading.Event:
 
 
 def _check_spool(directory: str | None) -> None:
-    """Check that random writes will have a place: said now, not to the first program that needs it."""
+    """Check the directory for random writes now, so that no program is the first to find a fault."""
     if directory is not None and not os.access(directory, os.W_OK | os.X_OK):
         raise ConfigError(
             f"spool_directory {directory!r} is not there or not writable; make it, or give another"
@@ -178,7 +178,7 @@ def _check_spool(directory: str | None) -> None:
 
 
 def _listen(notifier: UnmountNotifier) -> None:
-    """Serve processes that wait for the end; a process of an older release, which had the mount, may have the name."""
+    """Answer processes that wait for the end; a previous process of an older release may still have the name."""
     try:
         notifier.listen()
     except StateError:
@@ -213,7 +213,7 @@ def _answer_scrapes(port: int | None) -> Callable[[], None]:
 
 
 def main() -> None:
-    """Run the daemon and report to the parent how its start went."""
+    """Run the daemon and report the result of its start to the parent."""
     watched = WATCHED in sys.argv[2:]
     try:
         run_daemon(
@@ -229,7 +229,7 @@ def main() -> None:
 
 
 def _leave(code: int) -> None:
-    """End now where calls of a client hang: Java, and libraries at their end, would wait for them."""
+    """End at once if calls of a client hang, because Java, and libraries at exit, would wait for them."""
     hung = hanging_calls()
     if hung:
         _LOG.warning("this process ends beside %d calls that hang: %s", len(hung), ", ".join(hung))

@@ -40,11 +40,11 @@ class Call:
     mountpoint: str
     options: tuple[str, ...]
     fake: bool = False
-    """Do all but mount."""
+    """Whether to do everything except mount."""
 
 
 def parsed(arguments: Sequence[str]) -> Call | None:
-    """Return what ``SOURCE DIRECTORY [-fnsv] [-t TYPE] [-o OPTIONS]`` asks for; None for ``-h``.
+    """Return the request of ``SOURCE DIRECTORY [-fnsv] [-t TYPE] [-o OPTIONS]``; None for ``-h``.
 
     Raises:
         ConfigError: Source or directory is missing, or an option has no value.
@@ -87,7 +87,7 @@ def main() -> None:
             return
         # Log to nowhere unless asked: the daemon outlives mount(8), and must not hold a pipe of its caller.
         process = start(config, log_path=log or os.devnull, watched=watched)
-        process.returncode = 0  # it outlives us
+        process.returncode = 0  # the daemon outlives this process
     except OmniloadError as error:
         sys.stderr.write(f"mount.omniload: {error}\n")
         # Exit code of mount(8) for "mount failure".

@@ -1,4 +1,4 @@
-"""Mounting: a process of its own per mount, ready when this returns, gone when the block ends."""
+"""Mounting: one process for each mount, ready when this returns, gone when the block ends."""
 
 import contextlib
 import signal
@@ -57,16 +57,16 @@ def start(
 
     Args:
         config: The mount.
-        log_path: Where the daemon logs; standard error if not given.
-        watched: Start a process that mounts again whenever the daemon dies, and return that one.
-        words: For the daemon.
+        log_path: Log file of the daemon; standard error if not given.
+        watched: Start a process that mounts again whenever the daemon dies, and return that process.
+        words: Arguments for the daemon.
 
     Raises:
         ConfigError: The mount point is no directory, or pyfuse3 is not installed.
         UnavailableError: The store does not answer.
         StateError: The mount point is a mount already.
     """
-    # On standard input, and not as arguments: a URL may bear secrets, which ps shows.
+    # Pass it on standard input, not as arguments, because a URL may contain secrets, which ps shows.
     settings = config.model_dump_json().encode()
     module = "fusefs.mounts.supervisor" if watched else "fusefs.mounts.daemon"
     return start_daemon(module, settings, config.mountpoint, log_path=log_path, words=words)
@@ -109,5 +109,5 @@ def mount(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        # Nothing where the daemon unmounted; a killed one leaves a dead mount behind.
+        # Does nothing if the daemon unmounted; a killed daemon leaves a dead mount behind.
         clear_dead_mount(str(mountpoint))

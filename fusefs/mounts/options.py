@@ -1,4 +1,4 @@
-"""Options of a mount as ``-o`` and fstab write them: ``rw,_netdev,count=8,cache=1GiB,watch``."""
+"""Options of a mount in the form of ``-o`` and fstab: ``rw,_netdev,count=8,cache=1GiB,watch``."""
 
 import difflib
 import json
@@ -18,20 +18,20 @@ _OF_MOUNT = frozenset(
     {
         *("", "rw", "defaults", "auto", "noauto", "user", "users", "owner", "group", "nouser"),
         *("nofail", "_netdev", "async", "exec", "silent", "loud"),
-        # Access times are not kept, whatever is asked for.
+        # Access times are not kept, whatever the option.
         *("relatime", "norelatime", "noatime", "nodiratime", "strictatime", "lazytime"),
     }
 )
-"""mount(8)'s own words, which it hands to its helpers, and which hold here or mean nothing here."""
+"""Options of mount(8), which passes them to its helpers; here they are always true or have no effect."""
 _HELD = frozenset({"nosuid", "nodev"})
-"""So every mount is that is not ``trusted``."""
+"""Options that are in force for every mount that is not ``trusted``."""
 _REFUSED = frozenset(
     {"suid", "dev", "noexec", "sync", "dirsync", "remount", "bind", "rbind", "move"}
 )
 _PLACES = frozenset({"store", "mountpoint", "files"})
-"""Fields that are no options."""
+"""Fields that cannot be options."""
 _NESTED = frozenset({"striping", "directories", "store_options"})
-"""Fields that no word can give."""
+"""Fields that no single option can set."""
 _SHORT = {
     "unit": ("striping", "unit"),
     "count": ("striping", "count"),
@@ -41,16 +41,16 @@ _SHORT = {
 
 
 def without_watch(options: Iterable[str]) -> tuple[tuple[str, ...], bool]:
-    """Return the options but for ``watch``, and whether it was among them."""
+    """Return the options without ``watch``, and whether it was among them."""
     words = [word.strip() for word in ",".join(options).split(",")]
     return tuple(word for word in words if word != _WATCH), _WATCH in words
 
 
 def without_log(options: Iterable[str]) -> tuple[tuple[str, ...], str | None]:
-    """Return the options but for ``log=FILE``, and the last such file if one was given.
+    """Return the options without ``log=FILE``, and the last such file if one was given.
 
     Raises:
-        ConfigError: ``log`` stands there without a file.
+        ConfigError: ``log`` was given without a file.
     """
     words = [word.strip() for word in ",".join(options).split(",")]
     given = [word.partition("=")[2] for word in words if word.partition("=")[0] == _LOG]
@@ -67,13 +67,13 @@ def mount_config(
 
     Args:
         store: URL of the store.
-        mountpoint: Where.
-        options: Words and ``KEY=VALUE``, also several joined by commas. What mount(8) and
-            systemd say among themselves is passed over.
-        config: A file of ``files:`` settings, which the options go over.
+        mountpoint: Directory to mount on.
+        options: Words and ``KEY=VALUE``, also several joined by commas. Options that only concern mount(8) and
+            systemd are ignored.
+        config: A file of ``files:`` settings, which the options override.
 
     Raises:
-        ConfigError: An option is unknown, out of range, or asks for what is not done here.
+        ConfigError: An option is unknown, out of range, or asks for something that is not supported.
     """
     options = tuple(options)
     require_text(store, mountpoint, *options)

@@ -1,8 +1,8 @@
 """A mount that comes back: ``omniload fs mount --watch``.
 
 A small process starts the mount's daemon, sleeps until it ends, and mounts again if it ended
-in any other way than by an unmount: killed, out of memory, a defect. The dead mount is taken
-away first. What was open there is lost with its daemon; everything opened later works.
+for any reason but an unmount: killed, out of memory, a defect. The dead mount is removed
+first. Files that were open are lost with the daemon; files that are opened later work.
 """
 
 import signal
@@ -37,7 +37,7 @@ _LOG = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DaemonEnded:
-    """The daemon is gone."""
+    """The daemon has ended."""
 
     code: int
     """Exit code in the form of ``subprocess``: minus the signal number if a signal killed the process."""
@@ -46,7 +46,7 @@ class DaemonEnded:
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    """The daemon did not come up."""
+    """The daemon did not start."""
 
     message: str
 
@@ -60,17 +60,17 @@ class StartAgain:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """It was unmounted: there is nothing to watch."""
+    """Stop watching, because the mount was unmounted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """It was unmounted, and files could not be published: there is nothing to watch, and that to say."""
+    """Stop watching and report it: the mount was unmounted, and files could not be published."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Mounting again does not help."""
+    """Stop, because mounting again does not help."""
 
     message: str
 
@@ -81,13 +81,13 @@ Command = StartAgain | Finish | Lost | GiveUp
 
 @dataclass(slots=True, kw_only=True)
 class MountSupervisor:
-    """Decides when a mount whose daemon ended is mounted again."""
+    """Decides when a mount is mounted again after its daemon ended."""
 
     most_attempts: int = 8
-    """Starts without a good run between them, after which it gives up."""
+    """Most starts in a row without a good run, after which it gives up."""
     longest_wait_s: float = 30.0
     good_run_s: float = 60.0
-    """A daemon that ran so long was well: the count of attempts begins anew."""
+    """Seconds after which a run of the daemon counts as good, and the count of attempts begins anew."""
     attempts: int = 0
 
     def handle(self, event: Event) -> Command:
@@ -98,7 +98,7 @@ class MountSupervisor:
         match event:
             case DaemonEnded(code=0):
                 return Finish()
-            # It was unmounted, and published what it could: to mount again would bring nothing back.
+            # It was unmounted, and published what it could, so mounting again would recover nothing.
             case DaemonEnded(code=IntegrityError.exit_code):
                 return Lost()
             case DaemonEnded(code=code, ran_s=ran_s):
@@ -126,22 +126,22 @@ class MountSupervisor:
 def watch(
     config: MountConfig, ready: Callable[[], None], machine: MountSupervisor | None = None
 ) -> None:
-    """Mount and keep mounted until it is unmounted or a signal ends it. For the main thread.
+    """Mount, and keep mounted until an unmount or a signal. For the main thread.
 
     Args:
         config: The mount.
         ready: Called once, when it is mounted for the first time.
-        machine: Decides when to go on.
+        machine: Decides when to mount again.
 
     Raises:
         ConfigError, UnavailableError, StateError: The first start failed, or the watch gave up.
-        IntegrityError: It ended, and files could not be published.
+        IntegrityError: The mount ended, and files could not be published.
     """
     machine = machine or MountSupervisor()
     signalled = threading.Event()
-    _on_signals(_end_at_once)  # and with us the daemon that starts
+    _on_signals(_end_at_once)  # also ends the daemon that is starting
     process = start(config, words=(WATCHED,))
-    # Only the first daemon takes a living mount over; the next ones find a dead one.
+    # Only the first daemon takes over a live mount; later daemons find a dead one.
     config = config.model_copy(update={"take_over": False})
 
     def end(number: int, _: object) -> None:
@@ -185,13 +185,13 @@ def _started(config: MountConfig) -> "subprocess.Popen[bytes] | StartFailed":
     try:
         return start(config, words=(WATCHED,))
     except ConfigError:
-        raise  # it will not get better
+        raise  # another attempt would not help
     except (OmniloadError, OSError) as error:
         return StartFailed(str(error))
 
 
 def main() -> None:
-    """Be the process that watches: ``python -m fusefs.mounts.supervisor READY_FD``."""
+    """Run as the process that watches: ``python -m fusefs.mounts.supervisor READY_FD``."""
     run_daemon(
         lambda settings, ready: watch(MountConfig.model_validate_json(settings), ready),
         role="watch",
