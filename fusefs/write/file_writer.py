@@ -1,4 +1,4 @@
-"""Writing a file front to back: plain while it is small, striped from then on."""
+"""Writing a file front to back: the file is plain while it is small, and striped from then on."""
 
 import errno
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ from fusefs.write.segment_writer import SegmentWriter, UnitBuffer, WriteEngine, 
 __all__ = ["FileWriter", "Writers"]
 
 MAX_SEGMENTS = 65536
-"""Segments of a file while it is appended to; its manifest is then 2 MiB, written at every fsync."""
+"""Most segments of a file while it is appended to; its manifest is then 2 MiB, written at every fsync."""
 # Size that a mount's loop may publish itself: a larger one would delay other requests (docs/design/fusefs/0011).
 _SMALL_BYTES = 64 << 10
 _MOST_UNITS = MAX_MANIFEST_BYTES // 8 - (1 << 20)
@@ -23,11 +23,11 @@ _MOST_UNITS = MAX_MANIFEST_BYTES // 8 - (1 << 20)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writers:
-    """Makes what writes, each with the striping of a path; nothing is there until it is published."""
+    """Makes writers, each with the striping of a path; the store shows nothing of them until it is published."""
 
     engine: WriteEngine
     layout_of: Callable[[str], StripeLayout]
-    """Returns the striping of a path, or raises for one that no file may have."""
+    """Returns the striping of a path, or raises for a path that no file may have."""
     plain_limit: int
     """Most bytes of a file that stays plain."""
     copy_bytes: int
@@ -61,7 +61,7 @@ class Writers:
     def copying(
         self, path: str, reader: FileReader, base: tuple[Segment, ...] = ()
     ) -> "FileWriter":
-        """Return a writer that was given the bytes of another file, but for those ``base`` holds."""
+        """Return a writer that has received the bytes of another file, except those that ``base`` holds."""
         writer = self.file(path, base)
         while (at := writer.size_bytes) < reader.size_bytes:
             # Read it in pieces, because the file may be larger than memory.
@@ -80,7 +80,7 @@ class Writers:
             size_bytes: Bytes of all parts; more than one full unit of the file is striped.
         """
         layout = self.layout_of(path)
-        # Several objects for less than a unit would be several opens for every reader.
+        # Several objects for less than a unit would cost every reader several opens.
         count = 1 if size_bytes <= layout.unit_bytes else layout.stripe_count
         return written_segment(self.engine, StripeLayout(unit_bytes, count), parts)
 
@@ -115,12 +115,12 @@ class FileWriter:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the file so far; safe to ask while another thread makes them durable."""
+        """Bytes of the file so far; may be read while another thread makes them durable."""
         return self._size_bytes
 
     @property
     def is_small(self) -> bool:
-        """Whether the file is plain so far, and of a few pages."""
+        """Whether the file is plain so far, and has only a few pages."""
         small = min(_SMALL_BYTES, self._plain_limit)
         return not self._segments.are_begun and self._size_bytes <= small
 
@@ -130,7 +130,7 @@ class FileWriter:
             return True
         if len(self._held.tail) + size_bytes < self._unit_bytes:
             return False
-        # Units held back while the file may stay plain are sent together when it may no longer.
+        # Units are held back while the file may stay plain, and sent together when it no longer may.
         full_bytes = self._held.size_bytes - len(self._held.tail)
         return not self._budget.has_room(size_bytes + self._unit_bytes + full_bytes)
 
@@ -138,7 +138,7 @@ class FileWriter:
         """Append ``data``, which is copied.
 
         Raises:
-            OSError: ``EFBIG`` where its manifest would become too long.
+            OSError: ``EFBIG``: the manifest would become too long.
             OmniloadError, OSError: An earlier write to the store failed.
         """
         self.settle()
@@ -157,13 +157,13 @@ class FileWriter:
                 self._segments.append(self._held.full)
 
     def sync(self) -> Content:
-        """Make all bytes so far durable and return the content to publish; writing may go on."""
+        """Make all bytes so far durable and return the content to publish; writing may continue."""
         content = self.seal(last=False)
         self.settle()
         return content
 
     def finish(self) -> Content:
-        """Make everything durable and return the content to publish; nothing more is written."""
+        """Make everything durable and return the content to publish; this ends the writing."""
         content = self.seal()
         self.settle()
         return content
@@ -172,8 +172,8 @@ class FileWriter:
         """Begin to make everything durable; ``settle`` waits for it.
 
         Args:
-            last: Whether nothing more is written. Else the unit that is not full becomes a
-                segment of its own, and the next call replaces it: so a file synced after
+            last: Whether this ends the writing. If not, the unit that is not full becomes a
+                segment of its own, and the next call replaces it. So a file that is synced after
                 every line keeps few segments.
 
         Returns:
@@ -181,7 +181,7 @@ class FileWriter:
         """
         self.settle()
         held, parts = self._held, [*self._held.full, self._held.tail]
-        # A unit may be larger than the limit, and then nothing was sent yet.
+        # A unit may be larger than the limit; then no unit may have been sent yet.
         may_be_short = not self._segments.are_begun and held.size_bytes <= self._plain_limit
         if may_be_short and may_be_plain(parts):
             return b"".join(parts)
@@ -193,15 +193,15 @@ class FileWriter:
         return self._segments.seal(bytes(held.tail))
 
     def settle(self) -> None:
-        """Wait until what ``seal`` began is durable.
+        """Wait until the work that ``seal`` began is durable.
 
         Raises:
-            OmniloadError, OSError: An object could not be written; whatever comes next raises it again.
+            OmniloadError, OSError: An object could not be written; every later call raises it again.
         """
         self._segments.settle()
 
     def abandon(self) -> None:
-        """Give up what was not sealed. Never raises."""
+        """Give up unsealed bytes. Never raises."""
         self._segments.abandon()
         self._held.clear()
 
@@ -223,17 +223,17 @@ class _Segments:
         self._durable = list(durable)
         self._current: SegmentWriter | None = None
         self._sealing: tuple[SegmentWriter, Segment] | None = None
-        """The segment that is being made durable, not sealed for certain yet."""
+        """Segment that is being made durable, and may still fail."""
         self._tail_sealing: SegmentWriter | None = None
 
     @property
     def are_begun(self) -> bool:
-        """Whether the file lies in segments, so that it will not be plain."""
+        """Whether the file has segments, so that it will not be plain."""
         return bool(self._durable) or self._current is not None or self._sealing is not None
 
     @property
     def are_settled(self) -> bool:
-        """Whether nothing that was sealed may be not durable yet."""
+        """Whether everything that was sealed is durable."""
         return self._sealing is None and self._tail_sealing is None
 
     def append(self, units: list[bytearray]) -> None:
@@ -250,7 +250,7 @@ class _Segments:
             self._sealing = self._current, self._current.seal()
             self._current = None
             content.append(self._sealing[1])
-        # One object is enough: the next seal replaces it.
+        # One object is enough, because the next seal replaces it.
         if tail:
             alone = SegmentWriter(self._engine, StripeLayout(self._layout.unit_bytes, 1))
             alone.append(tail)
@@ -264,7 +264,7 @@ class _Segments:
             writer, segment = self._sealing
             writer.settle()
             self._sealing = None
-            # Only now: a segment whose objects are not whole is part of no content.
+            # Not earlier, because a segment with incomplete objects is not part of any content.
             self._durable.append(segment)
             if len(self._durable) >= MAX_SEGMENTS:
                 raise OSError(
@@ -276,7 +276,7 @@ class _Segments:
             writer.settle()
 
     def abandon(self) -> None:
-        """Give up what is not durable. Never raises."""
+        """Give up bytes that are not durable. Never raises."""
         for writer in (self._current, self._sealing and self._sealing[0], self._tail_sealing):
             if writer is not None:
                 writer.abandon()

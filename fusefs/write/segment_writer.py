@@ -1,4 +1,4 @@
-"""Writing one segment: bytes cut into units, units dealt to objects, each object a stream of its own."""
+"""Writing one segment: bytes are cut into units, units are dealt to objects, and each object is a stream."""
 
 import uuid
 from collections.abc import Iterable
@@ -24,22 +24,22 @@ class WriteEngine:
     store: Store
     pool: StorePool
     budget: ByteBudget
-    """Full units on their way to the store."""
+    """Budget of full units on their way to the store."""
 
 
 class UnitBuffer:
-    """Bytes in their order, cut into units: no I/O. Holds what was taken until it is popped from ``full``."""
+    """Bytes in order, cut into units: no I/O. It holds each unit until the unit is popped from ``full``."""
 
     def __init__(self, unit_bytes: int) -> None:
         self._unit_bytes = unit_bytes
         self.full: list[bytearray] = []
         """Whole units, the first one first."""
         self.tail = bytearray()
-        """The unit that is not full."""
+        """Unit that is not full."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that are held."""
+        """Bytes in the buffer."""
         return len(self.full) * self._unit_bytes + len(self.tail)
 
     def take(self, data: memoryview) -> memoryview:
@@ -52,7 +52,7 @@ class UnitBuffer:
         return data[room:]
 
     def clear(self) -> None:
-        """Drop what is held."""
+        """Drop all bytes."""
         self.full.clear()
         self.tail = bytearray()
 
@@ -60,8 +60,8 @@ class UnitBuffer:
 class SegmentWriter:
     """Takes the units of a segment in order. Used by one thread at a time.
 
-    A write that failed is raised by the next call; nothing is published then, so what
-    was written is an orphan and never part of a file.
+    The next call raises the error of a failed write. Nothing is published then, so the
+    written bytes are an orphan and never part of a file.
     """
 
     def __init__(self, engine: WriteEngine, layout: StripeLayout) -> None:
@@ -84,7 +84,7 @@ class SegmentWriter:
 
         Raises:
             OmniloadError, OSError: An earlier write of the segment failed.
-            StateError, RuntimeError: No thread is left that would write it; the segment has failed.
+            StateError, RuntimeError: There is no thread to write it; the segment has failed.
         """
         number = len(self._sums)
         self._raise_error()
@@ -101,20 +101,20 @@ class SegmentWriter:
         self._streams[number % self._layout.stripe_count].append(unit)
 
     def finish(self) -> Segment:
-        """Return the segment when all its objects are whole and durable.
+        """Return the segment when all its objects are complete and durable.
 
         Raises:
-            OmniloadError, OSError: As ``settle``.
+            OmniloadError, OSError: Same as for ``settle``.
         """
         segment = self.seal()
         self.settle()
         return segment
 
     def seal(self) -> Segment:
-        """Begin to make all objects whole and durable; nothing more is appended.
+        """Begin to make all objects complete and durable; this ends the appending.
 
         Returns:
-            The segment as it will be once ``settle`` has returned.
+            The segment, which is valid once ``settle`` has returned.
         """
         for stream in self._streams:
             stream.close()
@@ -126,7 +126,7 @@ class SegmentWriter:
         )
 
     def settle(self) -> None:
-        """Wait until what ``seal`` began is done.
+        """Wait until the work that ``seal`` began is done.
 
         Raises:
             OmniloadError, OSError: An object could not be written; the segment is abandoned.
@@ -140,7 +140,7 @@ class SegmentWriter:
             raise
 
     def abandon(self) -> None:
-        """Remove what was written. Never raises: what cannot be removed is an orphan for fsck."""
+        """Remove the written objects. Never raises: objects that cannot be removed are orphans for fsck."""
         for stream in self._streams:
             stream.abandon()
         for stream in self._streams:
@@ -158,7 +158,7 @@ def written_segment(
     """Write bytes as a segment, and return it when it is durable.
 
     Raises:
-        OmniloadError, OSError: As ``SegmentWriter.settle``, or what ``parts`` raised; nothing is left of it.
+        OmniloadError, OSError: Same as for ``SegmentWriter.settle``, or an error of ``parts``; then nothing remains.
     """
     writer, units = SegmentWriter(engine, layout), UnitBuffer(layout.unit_bytes)
     try:
@@ -194,17 +194,18 @@ class _ObjectStream:
                     if self._writer is None:
                         self._writer = self._engine.store.create(self._path)
                     self._writer.write(unit)
-            # Whatever a client raises, for want of memory or of a thread: what is not noted here was written.
+            # Catch every error of a client, even a lack of memory or threads: without a note here the write would
+            # count.
             except Exception as error:  # noqa: BLE001 -- raised by the next call
                 self.error = error
             finally:
-                # Whatever became of it: writers of other files wait for the same room.
+                # Release the room even after an error, because writers of other files wait for it.
                 self._engine.budget.release(len(unit))
 
         try:
             self._executor.submit(write)
         except (OmniloadError, RuntimeError) as error:
-            # A unit short, what comes behind it would lie in the wrong place.
+            # Without this unit, the following ones would be at the wrong place.
             self.error = error
             self._engine.budget.release(len(unit))
             raise
@@ -229,7 +230,8 @@ class _ObjectStream:
                 except (OSError, OmniloadError) as error:
                     self.error = error
             elif self._writer is not None:
-                # Once: each settle of a file that failed comes here, and what a stream held is another's by then.
+                # Only once: each settle of a failed file comes here, and the stream's number may later belong to
+                # another file.
                 given_up, self._writer = self._writer, None
                 given_up.abort()
 

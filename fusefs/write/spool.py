@@ -1,13 +1,13 @@
-"""Changes anywhere in a file: a spool holds them over a version of the store, and a splice makes the next one of both.
+"""Changes at any place of a file: a spool holds them over a version, and a splice makes the next version of both.
 
-A *spool* is a local file: what is written lies here, the rest is read there. It is cut into granules, each in
-one of three states::
+A *spool* is a local file that holds the written bytes; all other bytes are read from the store. It is cut into
+granules, each in one of three states::
 
     absent ---written---> changed ---published---> held
                              ^                       |
                              +-------written---------+
 
-*Absent*: as in the base. *Held*: here, and as in the base. *Changed*: here alone. So
+*Absent*: as in the base. *Held*: in the spool, and as in the base. *Changed*: only in the spool. So
 writing one page of a large file fetches one granule and publishes one.
 
 Objects never change, so a write in the middle becomes a new segment, the *patch*, and the *splice* is a
@@ -18,7 +18,7 @@ manifest that names ranges::
     after    [ A A | P | A | P | A A ]      A and P are one segment each
 
 Every splice leaves more ranges and more bytes that no range shows. A file that is worn by
-it is written anew in one go.
+this is rewritten as a whole.
 """
 
 import bisect
@@ -45,9 +45,9 @@ __all__ = [
 ]
 
 MOST_RANGES = 1024
-"""Ranges of a file under change; its manifest is then some 50 KiB, written at every fsync."""
+"""Most ranges of a file under change; its manifest is then some 50 KiB, written at every fsync."""
 MOST_RANGES_CLOSED = 256
-"""Ranges a file is left with at its last close: each costs its readers a request."""
+"""Most ranges of a file after its last close, because each costs its readers a request."""
 _ABSENT, _HELD, _CHANGED = 0, 1, 2
 _ABSENT_STATE, _HELD_STATE, _CHANGED_STATE = bytes([_ABSENT]), bytes([_HELD]), bytes([_CHANGED])
 _CHANGED_RUN = re.compile(_CHANGED_STATE + b"+", re.DOTALL)
@@ -59,9 +59,9 @@ class SpoolPlace:
     """Place and size limit of spools."""
 
     directory: str | None = None
-    """None: the system's directory for temporary files."""
+    """Folder of spools; None: the system's directory for temporary files."""
     limit_bytes: int = 64 << 30
-    """Most bytes of one spool: what was written, not the size of the file."""
+    """Most bytes of one spool: the written bytes, not the size of the file."""
 
 
 class Granules:
@@ -75,12 +75,12 @@ class Granules:
     def __init__(self, granule_bytes: int, size_bytes: int) -> None:
         self.granule_bytes = granule_bytes
         self.size_bytes = size_bytes
-        """Bytes of the file as it is here."""
-        # A byte per granule: 64 GiB by 64 KiB are a MiB.
+        """Bytes of the file with its changes."""
+        # One byte per granule: 1 MiB for 64 GiB in granules of 64 KiB.
         self._states = bytearray(_count(size_bytes, granule_bytes))
 
     def num_missing(self, offset: int = 0, end: int | None = None) -> int:
-        """Return how many granules of a byte range, or of the file, are not here: absent, or behind its end."""
+        """Return how many granules of a byte range, or of the file, are not in the spool: absent, or past its end."""
         known = len(self._states)
         first = offset // self.granule_bytes
         stop = known if end is None else _count(end, self.granule_bytes)
@@ -88,8 +88,8 @@ class Granules:
         return behind_end + self._states.count(_ABSENT, first, stop)
 
     def absent_edges(self, offset: int, end: int) -> list[int]:
-        """Return the absent granules that a write to a byte range leaves some other bytes in."""
-        # A granule that a write fills needs nothing of the base: those at both ends alone are fetched.
+        """Return the absent granules that a write to a byte range changes only in part."""
+        # A granule that a write fills needs nothing of the base, so only the granules at both ends may be fetched.
         edges = set[int]()
         if offset % self.granule_bytes:
             edges.add(offset // self.granule_bytes)
@@ -99,11 +99,11 @@ class Granules:
         return [edge for edge in edges if edge < len(states) and states[edge] == _ABSENT]
 
     def runs(self, offset: int, end: int) -> Iterator[tuple[int, int, bool]]:
-        """Yield start, end and whether the bytes are here, for a range cut at the end of the file."""
+        """Yield start, end and whether the bytes are in the spool, for a range cut at the end of the file."""
         end = max(offset, min(end, self.size_bytes))
         first, stop = offset // self.granule_bytes, _count(end, self.granule_bytes)
         at = offset
-        # Runs, and not granules: what is absent is fetched by one read each.
+        # Yield runs, not granules, because one read fetches each absent run.
         for here, run in itertools.groupby(self._states[first:stop], key=lambda s: s != _ABSENT):
             first += sum(1 for _ in run)
             until = min(end, first * self.granule_bytes)
@@ -111,7 +111,7 @@ class Granules:
             at = until
 
     def changed(self) -> list[range]:
-        """Return the byte ranges that differ from the base, rising and apart."""
+        """Return the byte ranges that differ from the base, rising and disjoint."""
         size = self.granule_bytes
         return [
             range(run.start() * size, min(run.end() * size, self.size_bytes))
@@ -119,32 +119,32 @@ class Granules:
         ]
 
     def fetched(self, first: int, stop: int) -> None:
-        """Note that a run of granules is here, so far as it was absent."""
+        """Note that the absent granules of a run are in the spool now."""
         states = self._states[first:stop]
         self._states[first:stop] = states.replace(_ABSENT_STATE, _HELD_STATE)
 
     def being_written(self, offset: int, end: int) -> None:
-        """Note, before a write, that what is here of its range is as in the base no more."""
+        """Note, before a write, that the granules of its range in the spool will differ from the base."""
         first, stop = offset // self.granule_bytes, _count(end, self.granule_bytes)
-        # Absent ones stay absent: nothing of them is lost if the disk is full half-way.
+        # Absent granules stay absent, so that nothing of them is lost if the disk becomes full during the write.
         self._states[first:stop] = self._states[first:stop].replace(_HELD_STATE, _CHANGED_STATE)
 
     def written(self, offset: int, end: int) -> None:
-        """Note that a byte range is here alone; the file may have grown by it."""
+        """Note that a byte range is only in the spool; the write may have extended the file."""
         self.size_bytes = max(self.size_bytes, end)
         first, stop = offset // self.granule_bytes, _count(end, self.granule_bytes)
         self._states += bytes(max(0, stop - len(self._states)))
         self._states[first:stop] = _CHANGED_STATE * (stop - first)
 
     def resized(self, size_bytes: int) -> None:
-        """Note that the file was cut, or extended with zeroes."""
+        """Note that the file was truncated, or extended with zeroes."""
         old, self.size_bytes = self.size_bytes, size_bytes
         del self._states[_count(size_bytes, self.granule_bytes) :]
         if size_bytes > old:
             self.written(old, size_bytes)
 
     def published(self) -> None:
-        """Note that the base is now as it is here."""
+        """Note that the base now equals the file."""
         self._states = self._states.replace(_CHANGED_STATE, _HELD_STATE)
 
 
@@ -152,9 +152,9 @@ class Spool:
     """Bytes of one file under change. Used by one thread at a time.
 
     Args:
-        place: Where it lies.
+        place: Place of the spool.
         granule_bytes: Bytes that are fetched and published together.
-        base: Reader of the version underneath; None for an empty one.
+        base: Reader of the version below; None for an empty one.
     """
 
     def __init__(self, place: SpoolPlace, granule_bytes: int, base: FileReader | None) -> None:
@@ -179,36 +179,36 @@ class Spool:
         return data
 
     def writes_now(self, offset: int, size_bytes: int) -> bool:
-        """Return whether a write would be taken without asking the store."""
-        # A gap behind the end is filled from the end on.
+        """Return whether a write would be accepted without asking the store."""
+        # A gap past the end is filled from the end on.
         begin = min(offset, self.granules.size_bytes)
         return not self.granules.absent_edges(begin, offset + size_bytes)
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write anywhere; a gap behind the end becomes zeroes.
+        """Write at any place; a gap past the end becomes zeroes.
 
         Raises:
-            OSError: ``EFBIG`` beyond the limit; what the base raised.
+            OSError: ``EFBIG``: the spool would exceed its limit; or an error of the base.
         """
         end = offset + len(data)
         if end == offset:
             return
         if offset > self.granules.size_bytes:
-            # The gap is written, too: its zeroes are nowhere in the base.
+            # Write the gap, too, because its zeroes are not in the base.
             self.truncate(offset)
         _check_limit(self.granules, self._place, offset, end)
         for edge in self.granules.absent_edges(offset, end):
             self._hold(edge, edge + 1)
-        # Before writing: a disk that is full half-way has changed what was held already.
+        # Before the write, because a disk that becomes full during it has already changed held granules.
         self.granules.being_written(offset, end)
         _put(self._file, offset, data)
         self.granules.written(offset, end)
 
     def truncate(self, size_bytes: int) -> None:
-        """Cut the file, or extend it with zeroes."""
+        """Truncate the file, or extend it with zeroes."""
         old = self.granules.size_bytes
         cut = min(old, size_bytes)
-        # Held before it is cut through: read from the base again, it would bring back what was cut off.
+        # Hold the granule of the cut, because reading it from the base again would bring back truncated bytes.
         for edge in self.granules.absent_edges(cut, cut):
             self._hold(edge, edge + 1)
         if size_bytes > old:
@@ -217,17 +217,17 @@ class Spool:
         self.granules.resized(size_bytes)
 
     def hold_all(self) -> None:
-        """Fetch what is still read from the base."""
+        """Fetch all granules that are still read from the base."""
         _check_limit(self.granules, self._place, 0, self.granules.size_bytes)
         self._hold(0, _count(self.granules.size_bytes, self.granules.granule_bytes))
 
     def published(self, base: FileReader) -> None:
-        """Note that ``base`` now holds every byte as it is here."""
+        """Note that ``base`` now holds every byte of the file."""
         self._base = base
         self.granules.published()
 
     def close(self) -> None:
-        """Let the bytes go."""
+        """Release the bytes."""
         os.close(self._file)
 
     def _hold(self, first: int, stop: int) -> None:
@@ -261,7 +261,7 @@ def _joined(
     runs: Iterable[tuple[int, int, bool]],
     fetch: Callable[[int, int], bytes | memoryview | None],
 ) -> bytes | None:
-    """Return the bytes of adjacent runs, from the file or ``fetch``; None where that brings nothing."""
+    """Return the bytes of adjacent runs, from the file or ``fetch``; None if ``fetch`` returns nothing."""
     parts: list[bytes | memoryview] = []
     for start, end, here in runs:
         data = os.pread(file, end - start, start) if here else fetch(start, end - start)
@@ -272,7 +272,7 @@ def _joined(
 
 
 def _check_limit(granules: Granules, place: SpoolPlace, offset: int, end: int) -> None:
-    """Refuse what would make a spool hold more than it may."""
+    """Refuse a write that would make a spool too large."""
     if not (more := granules.num_missing(offset, end)):
         return
     size = granules.granule_bytes
@@ -289,7 +289,7 @@ def _check_limit(granules: Granules, place: SpoolPlace, offset: int, end: int) -
 
 
 Plan = list[Segment | int]
-"""A file in order: ranges that stay, and how many bytes of the patch come between them."""
+"""A file in order: ranges that stay, and the numbers of patch bytes between them."""
 
 
 def splice(base: Sequence[Segment], size_bytes: int, changed: Sequence[range]) -> Plan:
@@ -323,8 +323,8 @@ def filled(plan: Plan, patch: Segment | None) -> tuple[Segment, ...]:
     """Return the segments of a planned file, once its patch is written.
 
     Args:
-        plan: From ``splice``.
-        patch: The changed bytes one after the other; None where nothing changed.
+        plan: Result of ``splice``.
+        patch: The changed bytes one after the other; None if nothing changed.
     """
     segments: list[Segment] = []
     taken = 0
@@ -339,16 +339,16 @@ def filled(plan: Plan, patch: Segment | None) -> tuple[Segment, ...]:
 
 
 def is_worn(plan: Plan, *, most_ranges: int = MOST_RANGES) -> bool:
-    """Return whether writing the whole file anew is better than this splice.
+    """Return whether rewriting the whole file is better than this splice.
 
-    It is where most of the file changes anyway, where its objects would hold more than
-    twice its bytes, or where too many ranges would be left. So a file costs at most
-    twice its space, and writing it anew is paid by what was saved before.
+    It is better if most of the file changes anyway, if its objects would hold more than
+    twice its bytes, or if too many ranges would be left. So a file costs at most
+    twice its space, and earlier savings pay for the rewriting.
     """
     fresh = sum(item for item in plan if isinstance(item, int))
     stay = [item for item in plan if isinstance(item, Segment)]
     size = fresh + sum(segment.size_bytes for segment in stay)
-    # Each segment once, and whole: its objects stay whole though a range of them is shown.
+    # Count each segment once, and whole, because its objects stay whole even if only a range of them is shown.
     stored = sum({s.segment_id: s.stored_bytes for s in stay}.values())
     return len(plan) > most_ranges or fresh * 2 > size or stored + fresh > 2 * size
 
