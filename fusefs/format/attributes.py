@@ -22,7 +22,7 @@ class Attributes:
 
     mode: int | None = None
     mtime_ns: int | None = None
-    """None: the time of writing."""
+    """Time of the last change; None: the time of writing."""
     xattrs: Mapping[str, bytes] | None = None
 
     @property
@@ -40,12 +40,12 @@ class Attributes:
         """Return the attributes of the version after ``known``: these, and for the rest those of ``known``."""
         if known is None:
             return self
-        # A mode like any file's needs no manifest: the next version may be plain again.
+        # The mode of a plain file needs no manifest, so the next version may be plain again.
         kept_mode = known.mode if known.mode != PLAIN_MODE else None
         return Attributes(
             mode=self.mode if self.mode is not None else kept_mode,
             mtime_ns=self.mtime_ns,
-            # Those given take the place of all: the last one may have been removed.
+            # Given attributes replace all earlier ones, because the last one may have been removed.
             xattrs=dict(known.xattrs if self.xattrs is None else self.xattrs) or None,
         )
 
@@ -65,7 +65,7 @@ def encoded(manifest: Manifest, path: str) -> bytes:
     """Return the bytes of a manifest.
 
     Raises:
-        OSError: ``ENOSPC`` where the attributes do not fit its header; ``EINVAL`` where it has no text for them.
+        OSError: ``ENOSPC``: the attributes do not fit its header; ``EINVAL``: JSON cannot hold them as text.
     """
     _check_text((manifest.target or "", *manifest.xattrs), path)
     try:
@@ -78,8 +78,8 @@ def checked_xattrs(xattrs: Mapping[str, bytes], path: str | None) -> Mapping[str
     """Return extended attributes that will fit whenever the file is published.
 
     Raises:
-        OSError: ``ENOSPC`` where they do not, ``EINVAL`` where a name is no UTF-8: now, and not at a close
-            that would lose the content.
+        OSError: ``ENOSPC``: they do not fit; ``EINVAL``: a name is not UTF-8. Raised now, because an error at the close
+            would lose the content.
     """
     _check_text(xattrs, path)
     try:
@@ -90,7 +90,7 @@ def checked_xattrs(xattrs: Mapping[str, bytes], path: str | None) -> Mapping[str
 
 
 def _check_text(given: Iterable[str], path: str | None) -> None:
-    """Refuse what JSON has no text for; else it would be called too long, or a defect."""
+    """Refuse text that JSON cannot hold; otherwise the error would be that it is too long, or a defect."""
     for text in given:
         try:
             text.encode()

@@ -18,26 +18,26 @@ class FileSegment:
     """A range of a file: one segment, or a whole plain file."""
 
     start: int
-    """First byte within the file."""
+    """Offset of the first byte within the file."""
     size_bytes: int
-    """Bytes of the file that lie here."""
+    """Bytes of the file in this piece."""
     layout: StripeLayout
     key: str
-    """Names the bytes for the cache: other bytes, other key."""
+    """Name of the bytes for the cache: other bytes have another key."""
     path_of: Callable[[int], str]
     """Path of an object by its number."""
     checksums_U: NDArray[np.uint64] | None = None
-    """One per unit from ``before_bytes`` on; None for a plain file."""
+    """One checksum per unit from ``before_bytes`` on; None for a plain file."""
     before_bytes: int = 0
-    """Bytes of the objects ahead of the range that the file shows."""
+    """Bytes of the objects before the range that the file shows."""
     after_bytes: int = 0
-    """Bytes of the objects behind it."""
+    """Bytes of the objects after the range."""
     data: bytes | None = None
-    """The bytes themselves, for a file that lies in its manifest."""
+    """The bytes themselves, for a file that is stored in its manifest."""
 
     @classmethod
     def of_segment(cls, segment: Segment, start: int) -> "FileSegment":
-        """Return the piece of a file that a segment is."""
+        """Return the piece of a file for a segment."""
         return cls(
             start=start,
             size_bytes=segment.size_bytes,
@@ -51,7 +51,7 @@ class FileSegment:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of all its objects together, by which units lie."""
+        """Bytes of all its objects together, which decide the places of units."""
         return self.before_bytes + self.size_bytes + self.after_bytes
 
     @classmethod
@@ -63,12 +63,12 @@ class FileSegment:
 
     @property
     def units(self) -> range:
-        """Numbers of the units of which the file shows at least a byte."""
+        """Numbers of the units of which the file shows at least one byte."""
         first = self.before_bytes // self.layout.unit_bytes
         return range(first, self.layout.num_units(self.before_bytes + self.size_bytes))
 
     def cached_unit(self, unit: int) -> bytes | None:
-        """Return a unit that needs no fetching."""
+        """Return the bytes of a unit that needs no fetching, or None."""
         if self.data is None:
             return None
         unit_bytes = self.layout.unit_bytes
@@ -76,7 +76,7 @@ class FileSegment:
 
 
 UnitPart = tuple[FileSegment, int, int, int]
-"""Piece, unit, first byte wanted within the unit, and bytes wanted."""
+"""Piece, unit, first wanted byte within the unit, and number of wanted bytes."""
 
 
 class FileUnits:
@@ -87,16 +87,16 @@ class FileUnits:
     """
 
     def __init__(self, pieces: Sequence[FileSegment]) -> None:
-        # An empty file is one piece in which no byte lies.
+        # An empty file is one piece without bytes.
         self._pieces = [piece for piece in pieces if piece.size_bytes]
         self._starts = [piece.start for piece in self._pieces]
         self.size_bytes = sum(piece.size_bytes for piece in self._pieces)
         """Bytes of the file."""
 
     def of(self, offset: int, size_bytes: int) -> Iterator[UnitPart]:
-        """Yield what of each unit lies in a range that is cut at the end of the file, in order."""
+        """Yield the part of each unit in a range that is cut at the end of the file, in order."""
         end = min(offset + size_bytes, self.size_bytes)
-        # Searched and not walked: a file that is written here and there has up to a thousand pieces.
+        # Search instead of walking, because a file with random writes has up to a thousand pieces.
         at = max(0, bisect.bisect_right(self._starts, offset) - 1)
         while offset < end:
             piece = self._pieces[at]
@@ -110,7 +110,7 @@ class FileUnits:
             at += 1
 
     def all(self) -> Iterator[UnitPart]:
-        """Yield what the file shows of each of its units, in order."""
+        """Yield the part of each unit that the file shows, in order."""
         return self.of(0, self.size_bytes)
 
 

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 __all__ = ["StripeLayout", "UnitRun"]
 
 MAX_STRIPE_COUNT = 256
-"""Objects of one segment: each costs an open and a block list on the name node."""
+"""Most objects of one segment; each costs an open and a block list on the name node."""
 MIN_UNIT_BYTES, MAX_UNIT_BYTES = 4, 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class UnitRun:
-    """Units of one object that lie side by side: ``first``, ``first + stripe_count``, ..."""
+    """Adjacent units of one object: ``first``, ``first + stripe_count``, ..."""
 
     object_number: int
     object_offset: int
@@ -37,7 +37,7 @@ class StripeLayout:
     """A stripe unit in bytes and the number of objects it is dealt over.
 
     Raises:
-        ValueError: A value lies outside its range.
+        ValueError: A value is outside its range.
     """
 
     unit_bytes: int
@@ -52,7 +52,7 @@ class StripeLayout:
             raise ValueError(f"stripe_count is {self.stripe_count}; give 1 to {MAX_STRIPE_COUNT}")
 
     def num_units(self, size_bytes: int) -> int:
-        """Return the units of a segment of ``size_bytes``; the last may be short."""
+        """Return the number of units of a segment of ``size_bytes``; the last may be short."""
         return -(-size_bytes // self.unit_bytes)
 
     def unit_size(self, unit: int, size_bytes: int) -> int:
@@ -64,15 +64,15 @@ class StripeLayout:
         whole, short = divmod(size_bytes, self.unit_bytes)
         turns, extra = divmod(whole, self.stripe_count)
         size = (turns + (object_number < extra)) * self.unit_bytes
-        # A last unit that is not full falls to the object whose turn it is.
+        # A last unit that is not full goes to the object whose turn it is.
         return size + (short if object_number == extra else 0)
 
     def num_objects(self, size_bytes: int) -> int:
-        """Return the objects that hold at least one byte."""
+        """Return the number of objects that hold at least one byte."""
         return min(self.stripe_count, self.num_units(size_bytes))
 
     def place(self, unit: int) -> tuple[int, int]:
-        """Return the object of ``unit`` and the offset at which it begins there."""
+        """Return the object of ``unit`` and the unit's offset in it."""
         turn, object_number = divmod(unit, self.stripe_count)
         return object_number, turn * self.unit_bytes
 
@@ -87,9 +87,9 @@ class StripeLayout:
         Yields:
             Runs that together hold every unit once.
         """
-        # One at least: a unit is never parted, for its checksum covers all of it.
+        # At least one, because a unit is never divided: its checksum covers all of it.
         per_run = max(1, longest_bytes // self.unit_bytes)
-        # One for each object: units that follow each other in the file lie in different ones.
+        # One open run for each object, because consecutive units of the file are in different objects.
         open_runs: dict[int, list[int]] = {}
         for unit in units:
             run = open_runs.setdefault(unit % self.stripe_count, [])

@@ -1,12 +1,12 @@
-"""The manifest: what stands at the path of a striped file, a symbolic link, or a file with attributes.
+"""The manifest: the file at the path of a striped file, a symbolic link, or a file with attributes.
 
-(And in a directory that has attributes, under a name that is hidden: ``fusefs.tree.directory_attributes``.)
+(Directories with attributes contain one, too, under a hidden name: ``fusefs.tree.directory_attributes``.)
 
 A manifest is a header of 4096 bytes, a body, and a tail, laid out byte by byte in
 ``docs/design/fusefs/0010-fusefs-format.md``. Its size is ``RESIDUE`` modulo 4096, so a
-listing distinguishes nearly every plain file without opening it; magic at both ends
-decides, and both header and body carry a checksum. A manifest is published last
-and atomically: a reader of the whole can rely on every object it names.
+listing distinguishes nearly every plain file without opening it. In the other cases the magic at both ends
+decides; header and body each carry a checksum. A manifest is published last
+and atomically, so a reader of a complete manifest can rely on every object it names.
 """
 
 import binascii
@@ -48,13 +48,13 @@ class Segment:
     """32 hexadecimal digits, random."""
     layout: StripeLayout
     size_bytes: int
-    """Bytes of the file that lie here."""
+    """Bytes of the file in this segment."""
     checksums_U: NDArray[np.uint64]
-    """xxh3-64 of every whole unit that holds one of them, ``[U]``."""
+    """xxh3-64 of every whole unit that holds one of these bytes, ``[U]``."""
     before_bytes: int = 0
-    """Bytes of the objects ahead of the range."""
+    """Bytes of the objects before the range."""
     after_bytes: int = 0
-    """Bytes of the objects behind it."""
+    """Bytes of the objects after the range."""
 
     @property
     def stored_bytes(self) -> int:
@@ -72,7 +72,7 @@ class Segment:
         return self.before_bytes // self.layout.unit_bytes
 
     def part(self, start: int, size_bytes: int) -> "Segment":
-        """Return the range of ``size_bytes`` from byte ``start`` of this one; no data is touched.
+        """Return the range of ``size_bytes`` from byte ``start`` of this segment; no data is touched.
 
         Raises:
             ValueError: The range is empty or leaves the segment.
@@ -96,12 +96,12 @@ class Segment:
         return [self.object_path(number) for number in range(count)]
 
     def object_path(self, number: int) -> str:
-        """Return the path of one object; 256 folders keep each of them short."""
+        """Return the path of one object; the objects are spread over 256 folders, which keeps each folder short."""
         return object_path(self.segment_id, number)
 
 
 def object_path(segment_id: str, number: int) -> str:
-    """Return where object ``number`` of a segment lies on the store."""
+    """Return the path of object ``number`` of a segment on the store."""
     return f".omnifs/objects/{segment_id[:2]}/{segment_id}.{number}"
 
 
@@ -125,7 +125,7 @@ class Manifest:
         return len(self.inline) + sum(segment.size_bytes for segment in self.segments)
 
     def object_paths(self) -> list[str]:
-        """Return the paths of every object the manifest names, each once."""
+        """Return the paths of all objects that the manifest names, each once."""
         return [path for segment in self.distinct_segments() for path in segment.object_paths()]
 
     def distinct_segments(self) -> list[Segment]:
@@ -143,7 +143,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
     Raises:
         ValueError: Target and extended attributes together do not fit the header.
-        OSError: ``EFBIG`` where it would be longer than ``MAX_MANIFEST_BYTES``.
+        OSError: ``EFBIG``: it would be longer than ``MAX_MANIFEST_BYTES``.
     """
     segments = manifest.segments
     # Write the older version wherever it suffices, because releases without ranges can read it.
@@ -176,7 +176,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
     text = header_text(header)
     digest = xxhash.xxh3_64_hexdigest(text).encode()
     used = HEADER_BYTES + len(body) + len(TAIL)
-    # Up to the size that only manifests have, so that a listing need not open what is none.
+    # Pad to a size that only manifests have, so that a listing need not open other files.
     padding = b" " * ((RESIDUE - used) % 4096)
     return b"".join([text, b"\n", digest, b"\n", body, padding, TAIL])
 
@@ -187,7 +187,7 @@ def _records_of(segments: Sequence[Segment], version: Literal[1, 2]) -> bytes:
         record["id"] = np.void(binascii.unhexlify(segment.segment_id))
         record["size"] = segment.stored_bytes
         record["unit"] = segment.layout.unit_bytes
-        # 256 objects at most, so 16 bits are ample.
+        # At most 256 objects, so 16 bits are enough.
         record["count"] = segment.layout.stripe_count
         if version > 1:
             record["start"], record["length"] = segment.before_bytes, segment.size_bytes
@@ -205,7 +205,7 @@ def decode_manifest(data: bytes | bytearray | memoryview, *, name: str) -> Manif
     header = decode_header(view[:HEADER_BYTES], name=name)
     body = bytes(view[HEADER_BYTES : HEADER_BYTES + header.body_bytes])
     digest = xxhash.xxh3_64_hexdigest(body)
-    # The tail as well: it says that nothing was cut off or added behind the body.
+    # Check the tail as well, because it shows that nothing was cut off or added after the body.
     whole = len(data) == header.manifest_bytes and bytes(view[-len(TAIL) :]) == TAIL
     if not whole or len(body) < header.body_bytes or digest != header.body_xxh3:
         raise IntegrityError(
@@ -224,7 +224,7 @@ def decode_manifest(data: bytes | bytearray | memoryview, *, name: str) -> Manif
         target=header.target,
         xattrs={key: bytes.fromhex(value) for key, value in header.xattrs.items()},
     )
-    # stat answers by the header, reads go by the segments: both must mean one file.
+    # stat uses the header, reads use the segments, so both must describe the same file.
     if manifest.size_bytes != header.size:
         raise IntegrityError(
             f"manifest {name!r}: segments hold {manifest.size_bytes} bytes, "
@@ -243,7 +243,7 @@ def _segments(
         except ValueError as error:
             raise IntegrityError(f"manifest {name!r}: {error}") from error
         stored = int(record["size"])
-        # 64 bits are read, and the kernel's sizes have 63.
+        # The field has 64 bits, but the kernel's sizes have 63.
         if stored > MAX_INT64:
             raise IntegrityError(
                 f"manifest {name!r}: a segment has {stored} bytes, more than any file"
@@ -267,7 +267,7 @@ def _segments(
 
 
 def _shown(record: np.void, stored: int, name: str) -> tuple[int, int]:
-    """Return start and length of the range that a record names; version 1 knows whole segments alone."""
+    """Return start and length of the range that a record names; version 1 has only whole segments."""
     if "start" not in (record.dtype.names or ()):
         return 0, stored
     start, length = int(record["start"]), int(record["length"])

@@ -1,6 +1,6 @@
-"""The header of a manifest: its first 4096 bytes, JSON under a checksum, which is all that ``stat`` needs.
+"""The header of a manifest: its first 4096 bytes, JSON with a checksum, which suffice for ``stat``.
 
-Any caller that can write to the store can make a checksum that fits, so nothing that a header says is
+Any caller that can write to the store can make a valid checksum, so nothing in a header is
 used before it is checked: types and ranges here, the body against it in ``fusefs.format.manifest``.
 """
 
@@ -33,16 +33,16 @@ __all__ = [
 ]
 
 VERSION = 2
-"""Newest version this code reads and writes; what needs none of its news is written as version 1."""
+"""Newest version that this code reads and writes; a manifest without its new features is written as version 1."""
 MAGIC = b'{"omnifs":'
 TAIL = b"\nomnifs\n"
 HEADER_BYTES = 4096
 RESIDUE = 1365
-"""Size of every manifest modulo 4096: odd, so no padded or block-sized plain file has it."""
+"""Size of every manifest modulo 4096; it is odd, so no padded or block-sized plain file has it."""
 MAX_MANIFEST_BYTES = 128 << 20
-"""Nothing longer is read or written as a manifest: 16 TiB in units of 1 MiB, or 64 GiB in units of 4 KiB."""
+"""Most bytes of a manifest in reads and writes: 16 TiB in units of 1 MiB, or 64 GiB in units of 4 KiB."""
 MAX_SEGMENT_RECORDS = 1 << 17
-"""Twice what a file that is appended to may have (``fusefs.write.file_writer``)."""
+"""Twice the limit of a file that is appended to (``fusefs.write.file_writer``)."""
 MAX_INT64 = 2**63 - 1
 _SUM_BYTES = 18  # b"\n", 16 hexadecimal digits, b"\n"
 
@@ -51,7 +51,7 @@ RECORD_OF = {
     1: np.dtype(_FIELDS),
     2: np.dtype([*_FIELDS, ("start", "<u8"), ("length", "<u8")]),
 }
-"""A record of each version; version 2 names the range of the segment that the file shows."""
+"""Fields of a record by version; version 2 names the range of the segment that the file shows."""
 
 
 _XattrName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^\x00]*$")]
@@ -59,9 +59,9 @@ _Hexadecimal = Annotated[str, StringConstraints(pattern=r"^(?:[0-9a-fA-F]{2})*$"
 
 
 class Header(StrictModel):
-    """The JSON of a manifest's first 4096 bytes: all that ``stat`` needs."""
+    """The JSON of a manifest's first 4096 bytes, which suffices for ``stat``."""
 
-    # A number as text, or 1.0 for 1, is not what a writer of ours makes.
+    # Our writers never write a number as text, or 1.0 for 1.
     model_config = ConfigDict(strict=True)
 
     omnifs: Literal[1, 2]
@@ -69,16 +69,16 @@ class Header(StrictModel):
     kind: Literal["file", "symlink", "directory"]
     size: int = Field(ge=0, le=MAX_INT64)
     """Bytes of the logical file; for a symbolic link, of its target."""
-    # Down to the value that says that a directory has the store's own time (``NOT_KEPT``).
+    # The smallest value means that a directory has the store's own time (``NOT_KEPT``).
     mtime_ns: int = Field(ge=-MAX_INT64 - 1, le=2**64 - 1)
     mode: int = Field(ge=0, le=0o7777)
     """Permission bits."""
     segments: int = Field(ge=0, le=MAX_SEGMENT_RECORDS)
-    """Segment records in the body."""
+    """Number of segment records in the body."""
     units: int = Field(ge=0, le=MAX_MANIFEST_BYTES // 8)
-    """Unit checksums in the body."""
+    """Number of unit checksums in the body."""
     inline: int = Field(ge=0, le=MAX_MANIFEST_BYTES)
-    """Bytes of the file held in the body itself."""
+    """Bytes of the file that are in the body itself."""
     target: str | None = Field(default=None, min_length=1, max_length=4095, pattern=r"^[^\x00]*$")
     """Target of a symbolic link."""
     xattrs: dict[_XattrName, _Hexadecimal] = Field(default_factory=dict)
@@ -90,7 +90,7 @@ class Header(StrictModel):
     def _of_its_kind(self) -> Self:
         if (self.kind == "symlink") != (self.target is not None):
             raise ValueError(f"a {self.kind} has the target {self.target!r}")
-        # Else a link could name objects, which verify would keep and no reader ask for.
+        # Otherwise a link could name objects, which verify would keep and no reader would ask for.
         if self.kind != "file" and self.body_bytes:
             raise ValueError(f"a {self.kind} has a body of {self.body_bytes} bytes")
         if self.manifest_bytes > MAX_MANIFEST_BYTES:
@@ -118,7 +118,7 @@ def check_xattrs_fit(xattrs: Mapping[str, bytes]) -> None:
     """Check that extended attributes fit the header of any file, however large it becomes.
 
     Raises:
-        ValueError: They do not.
+        ValueError: They do not fit.
     """
     widest = Header.model_construct(
         omnifs=VERSION,
@@ -140,7 +140,7 @@ def decode_header(head: bytes | bytearray | memoryview, *, name: str) -> Header:
     """Read the first ``HEADER_BYTES`` of a manifest.
 
     Args:
-        head: At least those bytes.
+        head: At least these bytes.
         name: Path for messages.
 
     Raises:
@@ -162,7 +162,7 @@ def decode_header(head: bytes | bytearray | memoryview, *, name: str) -> Header:
             f"manifest {name!r}: header is no JSON: {error}; restore the file from another copy"
         ) from error
     version = value.get("omnifs") if isinstance(value, dict) else None
-    # Before the fields are looked at: a newer release may have others.
+    # Before the fields are checked, because a newer release may have others.
     if isinstance(version, int) and version > VERSION:
         raise StateError(
             f"manifest {name!r} has version {version}, this code reads 1 to {VERSION}; "
@@ -184,7 +184,7 @@ def header_text(header: Header) -> bytes:
     """Return the JSON of a header, padded.
 
     Raises:
-        ValueError: It needs more room than there is.
+        ValueError: It is too long.
     """
     text = orjson.dumps(header.model_dump())
     room = HEADER_BYTES - _SUM_BYTES

@@ -1,4 +1,4 @@
-"""Whether a unit that was read is what was written: compared by its checksum, wherever it came from."""
+"""Comparison of a unit that was read with its checksum, whichever tier it came from."""
 
 from fusefs.format.file_segments import FileSegment
 from fusefs.format.manifest import unit_checksum
@@ -12,10 +12,10 @@ def check_unit(piece: FileSegment, unit: int, data: bytes | memoryview) -> None:
     """Compare a whole unit with its checksum.
 
     Raises:
-        IntegrityError: It does not match, or a plain file begins like a manifest that was cut short.
+        IntegrityError: It does not match, or a plain file begins like a truncated manifest.
     """
     if piece.checksums_U is None:
-        # Ours never write one so: such content is stored inline or striped.
+        # fusefs never writes such a plain file, because such content is stored inline or striped.
         if unit == 0 and data[: len(MAGIC)] == MAGIC:
             raise IntegrityError(
                 f"{piece.path_of(0)!r} begins like a manifest and has {piece.size_bytes} bytes, "
