@@ -10,10 +10,10 @@ __all__ = ["ByteBudget", "SerialExecutor", "wait_all"]
 
 
 class SerialExecutor:
-    """Runs what it is given one after the other, on whichever pool thread is free.
+    """Runs tasks one after the other, each on any free pool thread.
 
-    A store object takes writes from one thread at a time. A thread per object would be
-    256 threads for 64 writers of 4 objects; serial executors share a few.
+    The object of a store takes writes from one thread at a time. A thread for each object would mean
+    256 threads for 64 writers of 4 objects; serial executors share a few threads.
     """
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
@@ -21,23 +21,24 @@ class SerialExecutor:
         self._changed = threading.Condition()
         self._waiting: deque[Callable[[], None]] = deque()
         self._runs_in: int | None = None
-        """The process in which a thread carries tasks out: one that is forked off meanwhile has no such thread."""
+        """Process in which a thread runs the tasks; a process that is forked off has no such thread."""
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Queue ``task``; it must not raise.
+        """Queue ``task``, which must not raise.
 
         Raises:
-            StateError, RuntimeError: The pool takes no more; the task is not queued.
+            StateError, RuntimeError: The pool takes no more tasks; the task is not queued.
         """
         with self._changed:
             if not self._runs():
-                # First, for it may refuse: what is queued then would never run, and a join wait for ever.
+                # Submit first, because the pool may refuse: a task that is queued then would never run, and a join
+                # never end.
                 self._pool.submit(self._run)
                 self._runs_in = os.getpid()
             self._waiting.append(task)
 
     def join(self) -> None:
-        """Return when everything queued before has run; in a forked process, where none of it will, at once."""
+        """Return when all tasks queued before have run; in a forked process, where none will run, return at once."""
         with self._changed:
             self._changed.wait_for(lambda: not self._runs())
 
@@ -55,22 +56,22 @@ class SerialExecutor:
                 is_last = self._goes_on_elsewhere()
 
     def _goes_on_elsewhere(self) -> bool:
-        """Return whether this thread is done: nothing is left, or another turn of the pool takes it."""
+        """Return whether this thread is done: no task is left, or another turn of the pool takes the next one."""
         with self._changed:
             if not self._waiting:
                 self._runs_in = None
                 self._changed.notify_all()
                 return True
-            # Back to the end of the pool's queue, so that no executor starves another.
+            # Go back to the end of the pool's queue, so that no executor starves another.
             try:
                 self._pool.submit(self._run)
             except RuntimeError:
-                return False  # the pool is being shut down: what was queued before is run here
+                return False  # the pool is being shut down, so the queued tasks run here
             return True
 
 
 class ByteBudget:
-    """Bytes that may be in flight at once; one request larger than all of it runs alone."""
+    """Bytes that may be in flight at once; a request larger than the whole budget runs alone."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
@@ -79,13 +80,13 @@ class ByteBudget:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes taken and not yet given back."""
+        """Bytes that are taken now."""
         return self._used_bytes
 
     def acquire(self, size_bytes: int) -> None:
         """Wait for room, then take ``size_bytes``."""
         with self._changed:
-            # No limit of its own: what is in flight ends by its call's deadline, and is given back then.
+            # No limit is needed here: bytes in flight are released at the latest by the deadline of their call.
             self._changed.wait_for(lambda: self._fits(size_bytes))
             self._used_bytes += size_bytes
 
@@ -95,13 +96,13 @@ class ByteBudget:
             return self._fits(size_bytes)
 
     def release(self, size_bytes: int) -> None:
-        """Return what was taken."""
+        """Give back bytes."""
         with self._changed:
             self._used_bytes -= size_bytes
             self._changed.notify_all()
 
     def _fits(self, size_bytes: int) -> bool:
-        # Alone, what is larger than all of it goes through: else it would wait for ever.
+        # A request larger than the whole budget runs alone, or it would wait for ever.
         return self._used_bytes == 0 or self._used_bytes + size_bytes <= self._capacity_bytes
 
 

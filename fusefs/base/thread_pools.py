@@ -1,4 +1,4 @@
-"""Threads that wait for a store or a disk: what they are refused, they do not do later."""
+"""Thread pools for waits on a store or a disk: work that they refuse is never done later."""
 
 import os
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Arguments = ParamSpec("Arguments")
 
 
 class CallPool(ThreadPoolExecutor):
-    """A thread pool whose callers hear of a refusal only where nothing is carried out."""
+    """A thread pool that reports a refusal only if the call will not run."""
 
     @override
     def _adjust_thread_count(self) -> None:
@@ -32,22 +32,22 @@ class CallPool(ThreadPoolExecutor):
 
 
 class StorePool(CallPool):
-    """A thread pool that refuses what it would never do: work for a process forked off later.
+    """A thread pool that refuses work which it could never do: that of a process forked off later.
 
-    Threads stay behind when a process forks, and the clients of most stores do not
-    outlive it either; a wait for them would last for ever.
+    A forked process has no threads of its parent, and the clients of most stores do not
+    survive a fork either, so a wait for them would never end.
     """
 
     def __init__(self, max_workers: int, name: str) -> None:
         super().__init__(max_workers, name)
-        # A child has this object and its queue, but none of its threads, and nothing in them says so.
+        # A child has this object and its queue, but none of its threads, and neither shows that.
         self._process = os.getpid()
 
     def check_process(self) -> None:
         """Check that this is the process that made the pool.
 
         Raises:
-            StateError: It was forked off since.
+            StateError: This process was forked off since.
         """
         if self._process != (here := os.getpid()):
             raise StateError(
