@@ -37,7 +37,7 @@ Tier = Literal["memory", "disk", "store"]
 """Place that bytes of a file came from; each tier is asked when the one before did not have them."""
 TIERS: tuple[Tier, ...] = get_args(Tier)
 LATENCY_BOUNDS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
-"""Upper bounds of the histogram of store reads, in seconds; one more bucket holds what is slower."""
+"""Upper bounds of the histogram of store reads, in seconds; one more bucket holds slower reads."""
 
 
 @dataclass(slots=True)
@@ -61,10 +61,10 @@ class TierNumbers:
 
 @dataclass(slots=True, kw_only=True)
 class Numbers:
-    """Counts since the start, and levels of this moment."""
+    """Counts since the start, and present levels."""
 
     requests: int = 0
-    """Reads that were asked of files."""
+    """Number of reads of files."""
     retries: int = 0
     """Calls of the store that were repeated after an outage."""
     abandoned: int = 0
@@ -79,13 +79,13 @@ class Numbers:
     )
     """Store reads per bucket of ``LATENCY_BOUNDS_S``, not cumulated."""
     store_read_s: float = 0.0
-    """Time of all store reads together."""
+    """Seconds of all store reads together."""
     store_calls: dict[str, int] = field(default_factory=dict)
     """Calls of the store by name, retries included."""
     cache_bytes: dict[Tier, int] = field(default_factory=lambda: {"memory": 0, "disk": 0})
-    """Bytes held now."""
+    """Bytes in memory and on the disk now."""
     window_bytes: int = 0
-    """Bytes of full units on their way to the store now."""
+    """Bytes of full units that are on their way to the store now."""
 
     def add(self, other: "Numbers") -> None:
         """Add counts and levels of ``other``."""
@@ -105,7 +105,7 @@ class Numbers:
         self.window_bytes += other.window_bytes
 
     def without_levels(self) -> "Numbers":
-        """Return the counts alone, as they stay when what they count is gone."""
+        """Return only the counts, which stay when the counted object is gone."""
         found = Numbers()
         found.add(self)
         found.cache_bytes = {"memory": 0, "disk": 0}
@@ -147,22 +147,22 @@ class Traffic:
             self._numbers.tiers[tier].misses += num_units
 
     def evicted(self, tier: Tier, num_evicted: int) -> None:
-        """Count what made room: blocks of memory, copies on the disk."""
+        """Count evictions: blocks of memory, copies on the disk."""
         with self._lock:
             self._numbers.tiers[tier].evictions += num_evicted
 
     def failed(self, tier: Tier) -> None:
-        """Count a read or write of a tier that failed, or gave bytes that are damaged."""
+        """Count a failed read or write of a tier, or damaged bytes from it."""
         with self._lock:
             self._numbers.tiers[tier].errors += 1
 
     def store_read(self, size_bytes: int, elapsed_s: float) -> None:
-        """Count a ranged read that the store answered, retries of it included."""
+        """Count a ranged read that the store answered, including its retries."""
         with self._lock:
             store = self._numbers.tiers["store"]
             store.hits += 1
             store.read_bytes += size_bytes
-            # From the left: a bound belongs to the bucket below it, as Prometheus has it.
+            # From the left, because in Prometheus a bound belongs to the bucket below it.
             self._numbers.store_reads_by_latency[bisect_left(LATENCY_BOUNDS_S, elapsed_s)] += 1
             self._numbers.store_read_s += elapsed_s
 
@@ -173,29 +173,29 @@ class Traffic:
 
 
 class Counted(Protocol):
-    """Something that has numbers."""
+    """An object that has counts and levels."""
 
     def numbers(self) -> Numbers:
-        """Return counts since the start and levels of now."""
+        """Return counts since the start and present levels."""
         ...
 
 
 class FilesCollector(Collector):
-    """Adds up what is watched, when it is asked. Counts of what was closed are kept, so none ever falls."""
+    """Sums up all watched objects on request. Counts of closed objects are kept, so that no sum ever falls."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Weak: a view of a store that is dropped without a close must not stay for the sake of its counts.
+        # Weak: a view of a store that is dropped without a close must not stay only for its counts.
         self._watched: WeakSet[Counted] = WeakSet()
         self._gone = Numbers()
 
     def watch(self, counted: Counted) -> None:
-        """Include something from now on."""
+        """Include an object from now on."""
         with self._lock:
             self._watched.add(counted)
 
     def retire(self, counted: Counted) -> None:
-        """Keep the counts of something that is closed; its levels are gone."""
+        """Keep the counts of a closed object; its levels are gone."""
         with self._lock:
             # A second close must not count again.
             if counted in self._watched:
@@ -204,7 +204,7 @@ class FilesCollector(Collector):
 
     def total(self) -> Numbers:
         """Return the sum."""
-        # Under the lock: what is closed meanwhile would count twice, or not at all.
+        # Under the lock: an object that closes in between would count twice, or not at all.
         with self._lock:
             found = Numbers()
             found.add(self._gone)
@@ -266,7 +266,7 @@ def families(numbers: Numbers) -> Iterator[Metric]:
 
 def _latencies(numbers: Numbers) -> Metric:
     bounds = [str(bound) for bound in LATENCY_BOUNDS_S] + ["+Inf"]
-    # Each bucket with all below it, as Prometheus has them.
+    # Each bucket includes all lower ones, as Prometheus demands.
     cumulated = [float(count) for count in accumulate(numbers.store_reads_by_latency)]
     family = HistogramMetricFamily(
         "omniload_fusefs_store_read_seconds", "Time of ranged reads of stores, retries included"
