@@ -22,7 +22,7 @@ __all__ = ["progress", "show_kept", "show_report", "waiting_line"]
 
 
 def show_report(report: Report, *, as_json: bool) -> None:
-    """Print what a check found."""
+    """Print the findings of a check."""
     if as_json:
         faults = [{"kind": f.kind, "path": f.path, "detail": f.detail} for f in report.faults]
         numbers = {
@@ -45,7 +45,7 @@ def show_report(report: Report, *, as_json: bool) -> None:
 
 
 def show_kept(kept: Sequence[Kept], *, as_json: bool) -> None:
-    """Print what stays of a prefetch, and where."""
+    """Print the result of a prefetch: the bytes that stay, and where."""
     sums = {
         name: sum(getattr(file, name) or 0 for file in kept)
         for name in ("size_bytes", "memory_bytes", "disk_bytes", "left_out_bytes")
@@ -69,7 +69,7 @@ def show_kept(kept: Sequence[Kept], *, as_json: bool) -> None:
 
 @contextmanager
 def progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Show how far a copy is, on a terminal only; call the value with the bytes just done."""
+    """Show the progress of a copy, on a terminal only; call the yielded function with the bytes just done."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True))
     with Progress(
@@ -77,7 +77,7 @@ def progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
         TransferSpeedColumn(),
         console=console,
         transient=True,
-        # In a log each redraw would be a line.
+        # In a log, each redraw would be a line.
         disable=not console.is_terminal,
     ) as shown:
         task = shown.add_task(what, total=total_bytes)
@@ -85,7 +85,7 @@ def progress(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
 
 
 def waiting_line(mountpoint: str) -> Callable[[float], None]:
-    """Return what says, once or (on a terminal) with the seconds, that an unmount waits for its daemon."""
+    """Return a function that reports, once or (on a terminal) with the seconds, that an unmount waits."""
     console = Console(stderr=True)
     waiting = f"{mountpoint} is unmounted; its process publishes what was written"
     said: list[float] = []

@@ -1,7 +1,7 @@
-"""Striped files as plain ones, anywhere: for readers that know nothing of stripes.
+"""Copies of striped files as plain files in any place: for readers that do not know stripes.
 
-Ranges are read side by side, every unit is verified, and the target appears under its name
-when it is whole: a copy that is interrupted leaves at most ``.NAME.<8 digits>.partial``.
+Ranges are read in parallel, every unit is verified, and the target appears under its name
+when it is complete. An interrupted copy leaves at most ``.NAME.<8 digits>.partial``.
 """
 
 import os
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _WINDOW_BYTES = 32 << 20
-"""Bytes read side by side while as many are written: two windows are held in memory."""
+"""Bytes that are read in parallel while as many are written: two windows are in memory."""
 _MOST_STATISTICS_BYTES = 1 << 20
 
 
@@ -48,7 +48,7 @@ class Copy:
     source: str
     """Path in the namespace."""
     target: str
-    """Path in the store it goes to."""
+    """Path in the target store."""
     size_bytes: int
 
 
@@ -62,14 +62,14 @@ class Exported:
 
 
 def parted(target: str) -> tuple[str, str]:
-    """Part a path or URL into the store that is its folder, and its name there.
+    """Split a path or URL into the store, which is its folder, and the name in it.
 
-    Of a local path whose folders are not all there yet, the store is the lowest one that
-    is, and the missing ones belong to the name: they are made with the copy, as on any
+    If some folders of a local path do not exist yet, the store is the lowest one that
+    exists, and the missing ones belong to the name: the copy makes them, as on any
     other store.
 
     Raises:
-        StateError: There is no name at its end, or none that a store takes, or a file stands where a folder
+        StateError: There is no name at its end, or a name that no store takes, or a file stands where a folder
             has to be.
     """
     folder, name = _parted(target)
@@ -97,13 +97,13 @@ def _parted(target: str) -> tuple[str, str]:
 
 
 def place_on_mount(file: Path) -> tuple[str, str]:
-    """Return the store behind a file on a mount, and the file's path in it.
+    """Return the store of a file on a mount, and the file's path in it.
 
     Raises:
-        StateError: It lies on no mount of ours, or the mount's URL has secrets.
+        StateError: It is on no mount of ours, or the mount's URL has secrets.
     """
     path = Path(os.path.abspath(file))  # noqa: PTH100 -- resolve() would follow links of the mount
-    # From the file upwards: a mount may lie below another.
+    # From the file upwards, because one mount may be below another.
     for root in (path, *path.parents):
         if (store := _store_shown_at(root)) is not None:
             # The URL shows stars in place of secrets, so it opens no store.
@@ -117,9 +117,9 @@ def place_on_mount(file: Path) -> tuple[str, str]:
 
 
 def _store_shown_at(root: Path) -> str | None:
-    """Return the store that the mount at ``root`` shows; None where no mount of ours is."""
+    """Return the store that the mount at ``root`` shows; None if no mount of ours is there."""
     try:
-        # Below /tmp, say, anybody may have put a pipe there: what is no file is not waited for.
+        # Below /tmp, for example, another user may have put a pipe there, so open only regular files.
         with open_file(root / RESERVED / "stats.json") as view:
             numbers = orjson.loads(view.read(_MOST_STATISTICS_BYTES))
     except (OSError, StateError, orjson.JSONDecodeError):
@@ -129,10 +129,10 @@ def _store_shown_at(root: Path) -> str | None:
 
 
 def require_no_mount(store: str) -> None:
-    """Refuse a mount where the store behind it is meant.
+    """Refuse a mount where its store is wanted.
 
     Raises:
-        StateError: It is one.
+        StateError: It is a mount.
     """
     if parts_of(store).scheme:
         return
@@ -143,9 +143,9 @@ def require_no_mount(store: str) -> None:
 
 
 def copies_of(files: StripedFiles, path: str, target: str) -> Iterator[Copy]:
-    """Yield what there is to copy: the file at ``path``, or all files below a directory.
+    """Yield the files to copy: the file at ``path``, or all files below a directory.
 
-    Symbolic links below a directory are left out: few stores know them.
+    Symbolic links below a directory are left out, because few stores know them.
 
     Raises:
         FileNotFoundError: Nothing is there.
@@ -164,10 +164,10 @@ def copies_of(files: StripedFiles, path: str, target: str) -> Iterator[Copy]:
 
 
 def require_free(store: Store, copies: list[Copy]) -> None:
-    """Refuse targets that are there already, before anything is copied.
+    """Refuse existing targets before anything is copied.
 
     Raises:
-        StateError: Some are.
+        StateError: Some targets exist.
     """
     taken = [copy.target for copy in copies if _exists(store, copy.target)]
     if taken:
@@ -178,7 +178,7 @@ def require_free(store: Store, copies: list[Copy]) -> None:
 
 
 def require_no_others(store: Store, copies: list[Copy]) -> None:
-    """Refuse to replace anything but files, before anything is copied: root would replace ``/dev/null`` as well.
+    """Refuse to replace anything but files, before anything is copied: root could even replace ``/dev/null``.
 
     Raises:
         StateError: A folder, a link, a pipe or a device is there.
@@ -197,22 +197,22 @@ def require_no_others(store: Store, copies: list[Copy]) -> None:
 def export_file(
     files: StripedFiles, source: str, store: Store, target: str, report: Callable[[int], None]
 ) -> Exported:
-    """Copy one file; what was at the target is replaced when the copy is whole.
+    """Copy one file; a file at the target is replaced when the copy is complete.
 
     Args:
         files: The namespace.
-        source: Path in it.
-        store: Where the copy goes.
-        target: Path there.
+        source: Path in the namespace.
+        store: Store of the copy.
+        target: Path in that store.
         report: Called with the bytes just written.
 
     Raises:
-        IntegrityError: A unit is not what was written, or the store kept another size.
+        IntegrityError: A unit does not match its checksum, or the store kept another size.
         UnavailableError: A store does not answer.
     """
     target = checked_path(target)
     folder, name = parent_of(target), name_of(target)
-    # Drawn: two that export to one target must not write into one file.
+    # A random name, so that two exports to one target do not write into the same file.
     partial = f".{name}.{uuid.uuid4().hex[:8]}.partial"
     partial = f"{folder}/{partial}" if folder else partial
     out = store.create(partial)
@@ -220,7 +220,7 @@ def export_file(
         with files.open(source) as file:
             exported = _copied(file.reader, out, report)
         out.close()
-        # Before it has its name: a store that cut it short must not show it whole.
+        # Check before the rename, because a store that cut it short must not show it as complete.
         _require_size(store, partial, exported.size_bytes)
         store.rename(partial, target)
     except BaseException:
@@ -232,10 +232,10 @@ def export_file(
 
 
 def _copied(reader: FileReader, out: ObjectWriter, report: Callable[[int], None]) -> Exported:
-    """Write all bytes in order, one window ahead being read."""
+    """Write all bytes in order, while one window ahead is being read."""
     size, digest = reader.size_bytes, xxhash.xxh3_128()
     window = min(_WINDOW_BYTES, size)
-    # Two, filled in turns: one is read into while the other is written.
+    # Two buffers, used alternately: one is filled while the other is written.
     views = (memoryview(bytearray(window)), memoryview(bytearray(window)))
     reads: dict[int, list[Future[None]]] = {}
 
@@ -256,7 +256,7 @@ def _copied(reader: FileReader, out: ObjectWriter, report: Callable[[int], None]
     finally:
         for futures in reads.values():
             for future in futures:
-                # The buffers go with this call: what has not begun need not, and what runs is waited for.
+                # The buffers end with this call: cancel reads that have not begun, and wait for the others.
                 future.cancel()
             with suppress(OSError, OmniloadError):
                 wait_all(futures)

@@ -50,17 +50,17 @@ FaultKind = Literal[
 HARMFUL: frozenset[FaultKind] = frozenset({"unreadable", "missing", "wrong size", "corrupt"})
 """Faults that cost data or attributes; the others cost space, or hide something for now."""
 _AT_ONCE = 1024
-"""Files handed to the threads together: a store may hold millions."""
+"""Files that are passed to the threads together, because a store may hold millions."""
 _WHOLE_BYTES = 8192
-"""Up to here both ends of a file are read by one request."""
+"""Size up to which one request reads both ends of a file."""
 _END = b" " + TAIL
-"""Nearly every manifest is padded in front of its tail; a user's text may well end with a line ``omnifs``."""
+"""Nearly every manifest has padding before its tail; a user's text may well end with a line ``omnifs``."""
 _REMEDY = "restore it from another copy, or remove it and repair: that deletes what it named"
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is not as it should be."""
+    """One fault of a store."""
 
     kind: FaultKind
     path: str
@@ -77,7 +77,7 @@ class Report:
     bytes_verified: int = 0
     faults: list[Fault] = field(default_factory=list)
     repaired: list[str] = field(default_factory=list)
-    """Paths that were removed or finished."""
+    """Paths that were removed or completed."""
 
     @property
     def harmful(self) -> list[Fault]:
@@ -90,7 +90,7 @@ class _Walk:
     named: frozenset[str]
     tree: frozenset[tuple[str, int, int]]
     unreadable: list[str]
-    """Files that are manifests and cannot be read."""
+    """Manifests that cannot be read."""
     plain: list[tuple[str, int]]
     """Path and size of files whose size alone shows that they are no manifests."""
     directories: list[str]
@@ -104,21 +104,21 @@ def verify(
     repair: bool = False,
     grace_s: float = 3600.0,
 ) -> Report:
-    """Check a store and, if asked, repair what costs no data.
+    """Check a store and, if asked, make repairs that cost no data.
 
     Args:
         files: The store's files.
         read_data: Read every unit and compare its checksum, instead of sizes alone; and the head
-            of every plain file, which otherwise is read only where an object is named by nothing.
+            of every plain file, which otherwise is read only if there are objects that nothing names.
         repair: Finish or drop interrupted replacements; remove orphans and left-overs.
         grace_s: Age from which an object that no manifest names is an orphan rather than
-            part of a write under way. By the local clock against the store's time stamps.
+            part of a write under way. By the local clock, compared with the store's time stamps.
 
     Raises:
         StateError: Orphans stay: a manifest cannot be read, or the tree changed meanwhile.
     """
     report = Report()
-    # Before the walk: an object that is written meanwhile is not among them, and so no orphan.
+    # List objects before the walk, so that an object that is written meanwhile is no orphan.
     objects = dict(_objects(files.store))
     report.objects = len(objects)
     walk = _walk(files, objects, report, read_data=read_data)
@@ -141,7 +141,7 @@ def verify(
         for path in unmarked:
             mark(files.store, path)
             report.repaired.append(path)
-        # Before what is left over goes: an intent may name it as the only copy of a file.
+        # Before left-overs are removed, because an intent may name one as the only copy of a file.
         _finish_intents(files.store, intents, report)
         _remove(files.store, sorted(no_intents), report)
         _remove(
@@ -162,7 +162,7 @@ def _remove_orphans(files: StripedFiles, orphans: list[str], walk: _Walk, report
             f"{len(orphans)} orphans stay: {len(walk.unreadable)} manifests cannot be read and "
             f"may name them ({some}); restore or remove them first"
         )
-    # A file that was renamed under the first walk may have been met at neither of its paths.
+    # The first walk may have missed a file at both paths if it was renamed during the walk.
     again = _walk(files, None, Report(), read_data=False)
     if again.tree != walk.tree:
         raise StateError(
@@ -173,7 +173,7 @@ def _remove_orphans(files: StripedFiles, orphans: list[str], walk: _Walk, report
 
 
 def _find_cut(files: StripedFiles, walk: _Walk, report: Report) -> None:
-    """Report plain files that are manifests cut short, and have them stop the removal of objects."""
+    """Report plain files that are truncated manifests, and make them stop the removal of objects."""
     for path, wrong in cut_manifests(files.store, walk.plain, streams=files.config.read_streams):
         report.faults.append(Fault("unreadable", path, wrong))
         walk.unreadable.append(path)
@@ -182,7 +182,7 @@ def _find_cut(files: StripedFiles, walk: _Walk, report: Report) -> None:
 def _walk(
     files: StripedFiles, objects: dict[str, Entry] | None, report: Report, *, read_data: bool
 ) -> _Walk:
-    """Walk over all manifests; without ``objects`` only to learn what they name."""
+    """Walk over all manifests; without ``objects``, only to learn which objects they name."""
     named: set[str] = set()
     tree: set[tuple[str, int, int]] = set()
     directories: list[str] = []
@@ -198,7 +198,7 @@ def _walk(
         try:
             manifest = files.manifest(path)
         except (FileNotFoundError, NotADirectoryError):
-            continue  # moved on: the second walk notices
+            continue  # it was moved, which the second walk notices
         except PermissionError as error:
             unreadable.append(path)
             report.faults.append(Fault("unreadable", path, f"{error}; verify as the store's owner"))
@@ -243,7 +243,7 @@ def _faults_of(
     faults = []
     for segment in manifest.distinct_segments():
         for number, object_path in enumerate(segment.object_paths()):
-            # Asked for: one that was written since they were listed is there.
+            # Ask the store for an unlisted object, which may have been written since the listing.
             entry = objects.get(object_path) or _found(store, object_path)
             wanted = segment.layout.object_size(number, segment.stored_bytes)
             if entry is None:
@@ -265,8 +265,8 @@ def _read_all(files: StripedFiles, path: str, report: Report) -> None:
 
 
 def _below(store: Store, path: str) -> Iterator[tuple[str, Entry]]:
-    """Yield every file below a directory; what vanishes meanwhile is left out."""
-    # No recursion: users make trees that are deeper than Python's stack.
+    """Yield every file below a directory; files that vanish meanwhile are left out."""
+    # Iterate instead of recursing, because users make trees that are deeper than Python's stack.
     pending = [path]
     while pending:
         above = pending.pop()
@@ -297,7 +297,7 @@ def _found(store: Store, path: str) -> Entry | None:
 
 
 def _intents(store: Store, before_ns: int) -> tuple[list[Intent], dict[str, str]]:
-    """Return the intents of writers that are gone; and the paths of what is none, with why."""
+    """Return the intents of dead writers, and the paths of malformed ones with their faults."""
     found, wrong = [], {}
     for path, entry in _below(store, INTENTS):
         if entry.mtime_ns > before_ns:
@@ -317,7 +317,7 @@ def _promised(path: str, store: Store) -> bool:
 
 
 def _finish_intents(store: Store, intents: list[Intent], report: Report) -> None:
-    """Finish what was interrupted: the store does when its target is asked for; then drop the intent."""
+    """Finish interrupted replacements, which the store does when their target is looked up; then drop the intent."""
     for intent in intents:
         there = _found(store, intent.target) is not None
         if not there and _found(store, intent.source) is not None:
@@ -371,7 +371,7 @@ def _found_wrong(store: Store, file: tuple[str, int]) -> str | None:
     try:
         head, end = _ends(store, path, size_bytes)
     except FileNotFoundError:
-        return None  # moved on: a second walk finds out
+        return None  # it was moved, which a second walk finds out
     except IntegrityError as error:
         return None if _size_of(store, path) != size_bytes else str(error)
     if head == MAGIC:
@@ -385,7 +385,7 @@ def _found_wrong(store: Store, file: tuple[str, int]) -> str | None:
 
 
 def _ends(store: Store, path: str, size_bytes: int) -> tuple[bytes, bytes]:
-    """Return the first and last bytes of a file, as many as a manifest needs to be known by."""
+    """Return the first and last bytes of a file, as many as identify a manifest."""
     if size_bytes <= _WHOLE_BYTES:
         data = store.read(path, 0, size_bytes)
         return data[: len(MAGIC)], data[-len(_END) :]

@@ -1,4 +1,4 @@
-"""Bringing files close before they are read, and counting what stayed close."""
+"""Fetching of files into caches before they are read, and counting of the bytes that stayed."""
 
 import contextlib
 import errno
@@ -37,23 +37,23 @@ Report = Callable[[int], None]
 """Called with the bytes just done."""
 
 _SETTLES_S = 1.0
-"""A cache that has not grown for so long will not: there is no room in it."""
+"""Seconds without growth after which a cache counts as settled: it has no room left."""
 _LOOK_AGAIN_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """A file that was prefetched, and how much of it was close at the end."""
+    """A prefetched file, and its bytes in the caches at the end."""
 
     path: str
     size_bytes: int
     memory_bytes: int
     disk_bytes: int | None
-    """None where no copy is kept: without a disk cache, or of a plain file without a version."""
+    """Bytes on the disk; None if no copy is kept: without a disk cache, or for a plain file without a version."""
 
     @property
     def left_out_bytes(self) -> int:
-        """Bytes for which there was no room where they were to be kept."""
+        """Bytes for which the cache had no room."""
         kept_bytes = self.memory_bytes if self.disk_bytes is None else self.disk_bytes
         return self.size_bytes - kept_bytes
 
@@ -96,17 +96,17 @@ def with_disk_cache(
 def prefetch_from_store(
     files: StripedFiles, found: Iterable[tuple[str, int]], report: Report = lambda _: None
 ) -> list[Kept]:
-    """Bring files into the disk cache, or into memory where there is none.
+    """Fetch files into the disk cache, or into memory if there is none.
 
     Args:
         files: The store.
         found: Path and size of each, as ``files_below`` finds them.
-        report: Called with bytes that are done.
+        report: Called with the bytes that are done.
     """
     paths = [path for path, _ in found]
     for path in paths:
         _keep(files, path, report)
-    # Looked at in the end: a file may have made room for one that came after it.
+    # Look at the end, because a file may have been evicted for a later one.
     return [_kept(files, path) for path in paths]
 
 
@@ -162,18 +162,18 @@ def mounted_files(paths: Iterable[str]) -> Iterator[tuple[str, int]]:
 def prefetch_on_mount(
     found: Iterable[tuple[str, int]], report: Report = lambda _: None
 ) -> list[Kept]:
-    """Make a mount bring files into its caches, by reading them.
+    """Make a mount fetch files into its caches, by reading them.
 
-    Past the kernel's page cache: what it holds would not be asked for, so not be kept.
+    The reads bypass the kernel's page cache, because the mount would not see reads of pages in it.
 
     Raises:
-        StateError: They lie on no mount of ours.
-        UnavailableError: They cannot be read.
+        StateError: The files are on no mount of ours.
+        UnavailableError: The files cannot be read.
     """
     paths = [path for path, _ in found]
     with contextlib.closing(mmap.mmap(-1, _STEP_BYTES)) as buffer:  # aligned, as O_DIRECT asks
         for path in paths:
-            # Before it is read: what lies on no mount of ours is refused, and not read in vain.
+            # Check before the read, so that files on no mount of ours are refused instead of being read in vain.
             _look(path)
             try:
                 _read_through(path, buffer, report)
@@ -183,9 +183,9 @@ def prefetch_on_mount(
 
 
 def settled(paths: Sequence[str], look: Callable[[str], Kept], clock: Clock) -> list[Kept]:
-    """Look at files once the disk has what was read of them: a mount answers before its cache is written.
+    """Look at files once the disk has the bytes that were read: a mount answers before its cache is written.
 
-    All are waited for together, as long as any of them grows: where there is no room, the
+    This waits for all files together, as long as any of them grows: if there is no room, the
     wait is one for all and not one for each.
     """
     kept = {path: look(path) for path in paths}
@@ -206,10 +206,10 @@ def _on_its_way(kept: Kept) -> bool:
 
 
 def drop_from_mount(path: str) -> tuple[int, int]:
-    """Make a mount forget what it caches of a path; return the bytes in memory and on the disk.
+    """Make a mount forget the cached bytes of a path; return the bytes in memory and on the disk.
 
     Raises:
-        StateError: It lies on no mount of ours.
+        StateError: The path is on no mount of ours.
     """
     found = _asked(path, DROP_XATTR)
     return found["memory_bytes"], found["disk_bytes"]
@@ -245,7 +245,7 @@ def _opened_directly(path: str) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError as error:
-        # A kernel, or a mount of another kind, that knows no O_DIRECT.
+        # The kernel, or a mount of another kind, has no O_DIRECT.
         if error.errno != errno.EINVAL:
             raise
         return os.open(path, os.O_RDONLY)

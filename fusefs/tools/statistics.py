@@ -23,24 +23,24 @@ __all__ = [
 
 LAYOUT_XATTR = "user.omnifs.layout"
 DROP_XATTR = "user.omnifs.drop"
-"""Reading it forgets what is cached of a path: no other call of a path reaches a read-only mount."""
-# Numbers grow; a reader that trusts the size of a stat before must get all of them.
+"""Attribute whose reading drops the cached bytes of a path; no other call reaches a read-only mount."""
+# Numbers grow, and a reader that trusts the size of an earlier stat must still get all of them.
 _VIEW_BYTES = 8192
 _XATTR_BYTES = 60 << 10
-"""The kernel passes on 64 KiB of an extended attribute."""
+"""Most bytes of our attributes; the kernel passes on 64 KiB of an extended attribute."""
 
 
 class Statistics:
-    """Counts of a mount, taken when they are asked for."""
+    """Counts of a mount, taken on request."""
 
     def __init__(self, files: StripedFiles) -> None:
         self._files = files
         self._started_s = time.monotonic()
         self.open_views: dict[int, bytes] = {}
-        """The text each open handle reads, fixed when it was opened."""
+        """Text of each open handle, fixed when it was opened."""
 
     def as_json(self) -> bytes:
-        """Return the numbers as JSON, padded to one size so that a stat before a read fits."""
+        """Return the numbers as JSON, padded to a fixed size so that an earlier stat fits."""
         files = self._files
         found = files.numbers()
         memory, disk = found.tiers["memory"], files.disk
@@ -77,7 +77,7 @@ class Statistics:
 
 
 def _latencies(numbers: Numbers) -> dict[str, Any]:
-    """Return how many store reads took up to each bound, as stated, and how long all took together."""
+    """Return the number of store reads up to each bound, and the time of all reads."""
     bounds = [str(bound) for bound in LATENCY_BOUNDS_S] + ["more"]
     return {
         "total_s": round(numbers.store_read_s, 6),
@@ -86,7 +86,7 @@ def _latencies(numbers: Numbers) -> dict[str, Any]:
 
 
 def layout_of(files: StripedFiles, path: str) -> dict[str, Any]:
-    """Return how a file is stored."""
+    """Return a description of how a file is stored."""
     info = files.stat(path)
     found: dict[str, Any] = {
         "path": path,
@@ -113,12 +113,12 @@ def layout_of(files: StripedFiles, path: str) -> dict[str, Any]:
 
 
 def layout_json(files: StripedFiles, path: str) -> bytes:
-    """Return ``layout_of``, and what is cached of the file, as JSON."""
+    """Return ``layout_of``, and the cached bytes of the file, as JSON."""
     found = layout_of(files, path)
-    # JSON has no text for a name of other bytes; what is shown is for people.
+    # JSON cannot hold other bytes of a name; the text is for people.
     found["path"] = os.fsencode(path).decode(errors="backslashreplace")
     if found["kind"] == "file":
-        # Without its bytes: to be looked at must not change what is cached.
+        # Do not fetch the bytes, because a look must not change the cache.
         with files.open(path, brings=False) as file:
             memory, disk = file.reader.cached.held_bytes()
         found["cached"] = {"memory_bytes": memory, "disk_bytes": disk}
@@ -138,16 +138,16 @@ def layout_json(files: StripedFiles, path: str) -> bytes:
 
 
 def drop_cached(files: StripedFiles, path: str) -> tuple[int, int]:
-    """Forget what is cached of a file, or of all files below a directory: attributes, blocks, local copies.
+    """Forget everything cached for a file, or for all files below a directory: attributes, blocks, local copies.
 
-    For a plain file that was changed without its size or time stamp telling, or to make
+    This is for a plain file that was changed without a change of its size or time stamp, or to make
     room by hand. Open versions stay readable.
 
     Returns:
         Bytes that were dropped from memory and from the disk.
     """
     path = files.visible(path)
-    # First: else what was known of a path would say what is to be dropped.
+    # First, or outdated knowledge of the path would decide what is dropped.
     files.catalog.forget(path)
     memory = disk = 0
     for file_path, _ in files_below(files, path):
@@ -158,6 +158,6 @@ def drop_cached(files: StripedFiles, path: str) -> tuple[int, int]:
 
 
 def drop_json(files: StripedFiles, path: str) -> bytes:
-    """Forget what is cached of a path, and return what that was as JSON."""
+    """Forget everything cached for a path, and return the number of dropped bytes as JSON."""
     memory, disk = drop_cached(files, path)
     return orjson.dumps({"memory_bytes": memory, "disk_bytes": disk})
