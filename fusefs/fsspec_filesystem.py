@@ -139,7 +139,7 @@ class OmniFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
         path = self._strip_protocol(path)
         if not create_parents:
-            # Asked for: stores make missing parents by themselves.
+            # Check for the parent, because stores make missing parents by themselves.
             self.files.stat(parent_of(path))
         self.files.names.make_directory(path)
 
@@ -192,7 +192,7 @@ class OmniFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return float(self.info(path)["mtime"])
 
     def _resolved(self, path: str) -> str:
-        """Follow symbolic links of the last component."""
+        """Return a path after following symbolic links of its last component."""
         path = checked_path(self._strip_protocol(path))
         # The same limit as Linux, because links may form a circle.
         for _ in range(_MOST_LINKS):
@@ -237,7 +237,7 @@ class _ReadFile(io.RawIOBase):
     @override
     def read(self, size: int = -1, /) -> bytes:
         size = self.size - self._at if size is None or size < 0 else size
-        # Each open file is a reader of its own: several in one process are several streams.
+        # Each open file is a separate reader, so that several in one process are several streams.
         data = bytes(self._file.reader.read(self._at, max(0, size), process=id(self)))
         self._at += len(data)
         return data
@@ -262,14 +262,14 @@ class _ReadFile(io.RawIOBase):
 
 
 class _WriteFile(io.RawIOBase):
-    """A file being written front to back; there when it is closed."""
+    """A file that is written front to back, and shows when it is closed."""
 
     def __init__(
         self, files: StripedFiles, path: str, writer: FileWriter, base: Sequence[Segment] = ()
     ) -> None:
         self._files, self._writer = files, writer
         self._shown = ids_of(base)
-        """Segments that the path shows, as far as is known, and that what is written builds on."""
+        """Segments that the path probably shows, and that the written bytes build on."""
         self.name = path
 
     @override
@@ -287,15 +287,15 @@ class _WriteFile(io.RawIOBase):
         return len(view)
 
     def commit(self) -> None:
-        """Make all bytes so far durable and visible, and go on writing.
+        """Make all bytes so far durable and visible, and continue writing.
 
         Raises:
-            OSError: ``ESTALE`` where another process replaced what this builds on.
+            OSError: ``ESTALE``: another process replaced the version that the writing builds on.
         """
         self._publish(self._writer.sync())
 
     def discard(self) -> None:
-        """Give the file up; what was at its path stays."""
+        """Give up the file; the former file stays at its path."""
         if not self.closed:
             self._writer.abandon()
             super().close()
@@ -331,7 +331,7 @@ class _WriteFile(io.RawIOBase):
 
     @override
     def __del__(self) -> None:
-        # Dropped without close: the program failed, and half a file must not look whole.
+        # Dropped without a close: the program failed, and half a file must not look complete.
         if not self.closed:
             self.discard()
 
