@@ -1,1 +1,1 @@
-"""Images read lazily: layers by random access, merged into one tree, blocks fetched when needed or before."""
+"""Images read lazily: layers with random access, merged into one tree, blocks fetched on demand or in advance."""

@@ -1,1 +1,1 @@
-"""Blocks: fetched in an order of priorities, verified, kept on disk."""
+"""Blocks: fetched by priority, verified, kept on disk."""

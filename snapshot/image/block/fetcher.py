@@ -1,8 +1,8 @@
 """The machine that decides which block is fetched next, from where, and with which neighbours.
 
-Two classes of wanted blocks, served strictly in this order: *demand*, what a reader waits for;
-*hot*, what the last start touched, in the order it did. Some slots are kept free of prefetch,
-so that a demand miss starts at once, whatever is queued.
+There are two classes of wanted blocks, served strictly in this order: *demand*, which a reader waits for;
+*hot*, which the last start touched, in the order of their touches. Some slots are kept free of prefetch,
+so that a demand miss starts at once, however long the queue is.
 """
 
 from collections import deque
@@ -33,12 +33,12 @@ __all__ = [
 BRIDGE_BYTES = 32 << 10
 # Files of one folder are neighbours: import torch without a trace takes 465 requests, not 1204, for 12 % more.
 BESIDE_BYTES = 128 << 10
-# Small files are blocks of their own, so the next that is wanted may be far by number and near by bytes.
+# Small files are blocks of their own, so the next wanted block may be far by number and near by bytes.
 LOOK_AHEAD = 64
 
 
 class Priority(IntEnum):
-    """How urgent a block is; the smaller, the sooner."""
+    """Urgency of a block; a smaller number comes first."""
 
     DEMAND = 0
     HOT = 1
@@ -46,7 +46,7 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class BlockWanted:
-    """Somebody wants blocks, in this order."""
+    """A caller wants blocks, in this order."""
 
     blocks: tuple[BlockRef, ...]
     priority: Priority
@@ -54,7 +54,7 @@ class BlockWanted:
 
 @dataclass(frozen=True, slots=True)
 class BlocksFetched:
-    """A request has ended: these came and are right; all others of it did not come."""
+    """A request has ended: these blocks arrived and are right; all its other blocks did not arrive."""
 
     request: int
     arrived: frozenset[str]
@@ -62,7 +62,7 @@ class BlocksFetched:
 
 @dataclass(frozen=True, slots=True)
 class FetchBlocks:
-    """Ask a tier for blocks that lie in this order, and close to each other, in one blob."""
+    """Ask a tier for blocks of one blob, which are in order and close to each other."""
 
     request: int
     tier: str
@@ -72,14 +72,14 @@ class FetchBlocks:
 
 @dataclass(frozen=True, slots=True)
 class HandOverBlock:
-    """A block is here, for all that wait for it."""
+    """Hand a block that has arrived to all callers that wait for it."""
 
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUpBlock:
-    """No tier has a block: all waits for it end with an error."""
+    """No tier has a block, so all waits for it end with an error."""
 
     digest: str
 
@@ -97,7 +97,7 @@ class FetchSettings:
     """
 
     tiers: tuple[str, ...] = ("peer", "registry")
-    """Asked in this order; what one does not have is asked of the next."""
+    """Tiers in the order in which they are asked; the next tier is asked for blocks that one does not have."""
     slots: int = 16
     """Most requests under way."""
     reserved_slots: int = 4
@@ -107,7 +107,7 @@ class FetchSettings:
     # Unwanted bytes between two blocks of one request: they cost less than another request.
     bridge_bytes: int = BRIDGE_BYTES
     beside_bytes: int = BESIDE_BYTES
-    """A block that is missed and what follows it in the blob are one request of so much."""
+    """Size of one request for a missed block and the blocks that follow it in the blob."""
 
     def __post_init__(self) -> None:
         if not 0 < self.reserved_slots < self.slots or not self.tiers:
@@ -127,7 +127,7 @@ class _Wanted:
 
 @dataclass(slots=True)
 class _Queue:
-    """Digests in order, and by place; what was moved elsewhere is skipped when met."""
+    """Digests in order, and by place; entries that were moved elsewhere are skipped when they are reached."""
 
     order: deque[str] = field(default_factory=deque)
     by_place: dict[tuple[str, int, int], str] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class _Queue:
 
 @dataclass(slots=True, kw_only=True)
 class Fetcher:
-    """Turns wanted blocks into requests; each wanted block ends in one hand-over or one giving up."""
+    """Turns wanted blocks into requests; each wanted block ends in one hand-over or is given up once."""
 
     settings: FetchSettings = field(default_factory=FetchSettings)
     _wanted: dict[str, _Wanted] = field(default_factory=dict)
@@ -191,14 +191,14 @@ class Fetcher:
                 del self._wanted[ref.digest]
                 yield GiveUpBlock(ref.digest)
             else:
-                # It has waited its turn at the tier before.
+                # It has already waited for its turn at the previous tier.
                 self._enqueue(wanted, first=True)
 
     def _issue(self) -> Iterator[Command]:
-        """Ask for blocks while slots are free: demand may have all of them, prefetch all but some."""
+        """Ask for blocks while slots are free: demand may use all slots, prefetch all but some."""
         prefetch = sum(r.priority is Priority.HOT for r in self._requests.values())
         most_prefetch = self.settings.slots - self.settings.reserved_slots
-        # A demand that finds all slots taken waits: what is under way would be fetched once more.
+        # A demand waits if all slots are taken, because an interrupted request would have to be repeated.
         while len(self._requests) < self.settings.slots:
             command = self._request_of(Priority.DEMAND)
             if command is None and prefetch < most_prefetch:
@@ -209,7 +209,7 @@ class Fetcher:
             yield command
 
     def _head(self, priority: Priority) -> _Wanted | None:
-        """Return the first wanted block of a class that still waits there, and drop those before it."""
+        """Return the first wanted block of a class that still waits in the queue, and drop the entries before it."""
         order = self._queues[priority].order
         while order:
             wanted = self._wanted.get(order[0])
@@ -219,7 +219,7 @@ class Fetcher:
         return None
 
     def _request_of(self, priority: Priority) -> FetchBlocks | None:
-        """Take the first wanted block of a class, with those whose blocks follow it in the blob."""
+        """Take the first wanted block of a class, with wanted blocks that follow it in the blob."""
         wanted = self._head(priority)
         if wanted is None:
             return None
@@ -231,7 +231,7 @@ class Fetcher:
             taken.append(found)
         request = self._next_request
         self._next_request += 1
-        # They stay in the queue's order, where those under way are passed over.
+        # The blocks stay in the queue's order, where entries with a request are skipped.
         for each in taken:
             each.request = request
             queue.by_place.pop((each.ref.blob, each.ref.number, each.tier), None)
@@ -241,7 +241,7 @@ class Fetcher:
         return command
 
     def _follower(self, queue: _Queue, wanted: _Wanted) -> _Wanted | None:
-        """Return the next wanted block of the same class in the blob, if it is near enough to ride along."""
+        """Return the next wanted block of the same class in the blob, if it is near enough for the same request."""
         last, priority, bridge = wanted.ref, wanted.priority, self.settings.bridge_bytes
         for number in range(last.number + 1, last.number + 1 + (LOOK_AHEAD if bridge else 1)):
             digest = queue.by_place.get((last.blob, number, wanted.tier))

@@ -1,4 +1,4 @@
-"""Carries wanted blocks to a ``Fetcher``, and its requests to tiers. Decides nothing."""
+"""Passes wanted blocks to a ``Fetcher``, and its requests to tiers. Makes no decisions."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +48,7 @@ class BlockTier(Protocol):
 
 
 class RegistryTier(BlockTier):
-    """Ranges of the blobs of an image store."""
+    """The blobs of an image store, read in ranges."""
 
     def __init__(self, store: ImageStore) -> None:
         self._store = store
@@ -70,9 +70,9 @@ class RegistryTier(BlockTier):
 
 
 class BlockLoader:
-    """Blocks from memory, disk, and tiers; each is fetched once, however many ask.
+    """Blocks from memory, disk, and tiers; each is fetched once for any number of callers.
 
-    ``on_settled`` is called for each wanted block that came, or that no tier has; the lock is held,
+    ``on_settled`` is called for each wanted block that arrived, or that no tier has. The lock is held,
     so it must not call back.
     """
 
@@ -99,11 +99,11 @@ class BlockLoader:
         self._closed = False
         self._on_settled = on_settled
         self.bytes_of: dict[str, int] = dict.fromkeys(("disk", *tiers), 0)
-        """Bytes moved, by tier: read for the disk, on the wire for the others."""
+        """Bytes moved, by tier: reads for the disk, bytes on the wire for the others."""
         self.waits = 0
-        """Times a reader waited for a tier: what prefetch is there to avoid."""
+        """Number of times that a reader waited for a tier, which prefetch is to avoid."""
         self.requests = 0
-        """Requests to tiers."""
+        """Number of requests to tiers."""
 
     def cached(self, index: LayerIndex, number: int) -> bytes | None:
         """Return a block that is in memory; never waits."""
@@ -111,17 +111,17 @@ class BlockLoader:
             return self._memory.get(index.digest(number))
 
     def block(self, index: LayerIndex, number: int) -> bytes:
-        """Return a block, waiting for it where it must be fetched.
+        """Return a block; wait if it must be fetched.
 
         Raises:
             UnavailableError: No tier answered.
-            IntegrityError: No tier has right bytes.
+            IntegrityError: No tier has the right bytes.
         """
         data = self.cached(index, number)
         if data is not None:
             return data
         (ref,) = block_refs(index, (number,))
-        # Without the lock: a slow disk would hold up those whose blocks are in memory.
+        # Without the lock, or a slow disk would delay readers whose blocks are in memory.
         if self._disk is not None and (data := self._disk.get(ref.digest)) is not None:
             with self._lock:
                 self._memory.put(ref.digest, data, len(data))
@@ -132,7 +132,7 @@ class BlockLoader:
             if self._closed:
                 raise UnavailableError("the image is being unmounted; mount it again")
             self._indexes[index.blob_digest] = index
-            # It may have come since it was looked for.
+            # The block may have arrived since the first look.
             if (data := self._memory.get(ref.digest)) is not None:
                 return data
             self.waits += 1
@@ -141,7 +141,7 @@ class BlockLoader:
         return future.result()
 
     def _beside(self, index: LayerIndex, ref: BlockRef) -> tuple[BlockRef, ...]:
-        """Return the blocks that follow one in its blob, close by, and are not here."""
+        """Return the blocks that follow a block closely in its blob, and are not here."""
         end = min(ref.number + 1 + LOOK_AHEAD, len(index.blocks_B))
         most = ref.offset + self._fetcher.settings.beside_bytes
         found = []
@@ -154,10 +154,10 @@ class BlockLoader:
 
     def prefetch(self, index: LayerIndex, refs: Sequence[BlockRef]) -> tuple[BlockRef, ...]:
         """Request blocks of a layer; return at once the blocks that are not here yet."""
-        # Without the lock: the disk is asked, and readers would wait for it.
+        # Without the lock, because this asks the disk, and readers would wait.
         here = {ref.digest for ref in refs if self._is_here(ref.digest)}
         with self._lock:
-            # It may have come since.
+            # Blocks may have arrived since.
             here.update(ref.digest for ref in refs if ref.digest in self._memory)
             absent = tuple(ref for ref in refs if ref.digest not in here)
             if absent:
@@ -169,7 +169,7 @@ class BlockLoader:
         return digest in self._memory or (self._disk is not None and self._disk.has(digest))
 
     def close(self) -> None:
-        """End the threads; a read that still waits ends with an error."""
+        """End the threads; a waiting read ends with an error."""
         with self._lock:
             self._closed = True
             waiting = list(self._waiting.values())
@@ -182,7 +182,7 @@ class BlockLoader:
         _log.info("bytes by tier: %s; %d requests, %d waits", moved, asked, self.waits)
 
     def _apply(self, event: Event) -> None:
-        """Hand an event to the machine and carry out what it says; the lock is held."""
+        """Pass an event to the machine and execute its commands; call it with the lock held."""
         for command in self._fetcher.handle(event):
             match command:
                 case FetchBlocks():
@@ -204,7 +204,7 @@ class BlockLoader:
                     self._on_settled(digest, False)
 
     def _fetch(self, command: FetchBlocks) -> None:
-        """Carry out one request, in a thread of the pool."""
+        """Make one request, in a thread of the pool."""
         index = self._indexes[command.blocks[0].blob]
         found: dict[str, bytes] = {}
         moved = 0

@@ -1,4 +1,4 @@
-"""Hot blocks brought to a node: all at once before a start, or while it runs."""
+"""Hot blocks fetched to a node: all at once before a start, or while it runs."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -14,28 +14,28 @@ __all__ = ["Outstanding", "Prefetched", "prefetch_blocks", "want_blocks"]
 
 
 class Outstanding:
-    """Blocks that are still on their way, and a wait for the last of them."""
+    """Blocks that are being fetched, and a wait for the last of them."""
 
     def __init__(self, digests: Iterable[str] = ()) -> None:
         self._left = set(digests)
         self.failed = 0
-        """Blocks that no tier had."""
+        """Number of blocks that no tier had."""
         self._changed = threading.Condition()
         self._closed = False
 
     def expect(self, digests: Iterable[str]) -> None:
-        """Wait for these; to be called before they are wanted, or they may settle too early."""
+        """Wait for these blocks; call it before they are wanted, or they may settle too early."""
         with self._changed:
             self._left.update(digests)
 
     def keep_only(self, digests: Iterable[str]) -> None:
-        """Forget all but these: the others were here already."""
+        """Forget all blocks but these, because the others were here already."""
         with self._changed:
             self._left.intersection_update(digests)
             self._changed.notify_all()
 
     def settled(self, digest: str, came: bool) -> None:
-        """Note that a block came, or will not."""
+        """Note that a block arrived, or will not arrive."""
         with self._changed:
             if digest in self._left:
                 self._left.discard(digest)
@@ -49,7 +49,7 @@ class Outstanding:
             self._changed.notify_all()
 
     def wait(self, report: Callable[[int], None] = lambda *_: None) -> bool:
-        """Return when all have settled, or with False when closed before; report how many are left at each look."""
+        """Wait until all blocks have settled; return False if closed before. Report the number left at each look."""
         with self._changed:
             while True:
                 report(len(self._left))
@@ -69,15 +69,15 @@ class Prefetched:
     failed: int
     """Number of these blocks that no tier has."""
     unkept: int
-    """Came, but are not on the disk: it is full, or the cap too low."""
+    """Number of blocks that arrived, but are not on the disk, because it is full, or the cap too low."""
     bytes_of: dict[str, int]
-    """Moved, by tier."""
+    """Bytes moved, by tier."""
 
 
 def want_blocks(
     loader: BlockLoader, indexes: Sequence[LayerIndex], refs: Sequence[BlockRef]
 ) -> list[BlockRef]:
-    """Want blocks in their order, in runs of one layer: one call each; return those not here."""
+    """Request blocks in order, with one call for each run of one layer; return the blocks that are not here."""
     by_digest = {index.blob_digest: index for index in indexes}
     absent: list[BlockRef] = []
     for blob, run in groupby(refs, key=attrgetter("blob")):
@@ -93,9 +93,9 @@ def prefetch_blocks(
     *,
     report: Callable[[int, int], None] = lambda *_: None,
 ) -> Prefetched:
-    """Bring blocks to the disk, in their order; return when none is on its way.
+    """Fetch blocks to the disk, in order; return when no block is being fetched.
 
-    ``report`` is called with the blocks that have settled, and how many there are.
+    ``report`` is called with the number of settled blocks, and the number of all blocks.
     """
     outstanding = Outstanding(ref.digest for ref in refs)
     # Use no memory, because blocks go to the disk, and nobody reads them in this process.

@@ -7,8 +7,8 @@
     4f/4f53...   one file for each block: its uncompressed bytes
     new/...      being written; left over by a crash at most
 
-Bytes are compared with their digest on every read, so a file torn by a crash or altered
-on disk is a miss and nothing worse; that is why none of them needs a sync.
+Bytes are compared with their digest on every read, so a file that a crash tore or that was altered
+on disk is only a miss. Therefore no file needs a sync.
 """
 
 import errno
@@ -37,10 +37,10 @@ _EVICT_TO = 0.9
 
 
 class BlockStore:
-    """A folder of blocks under a hard cap, least recently used ones dropped first.
+    """A folder of blocks under a hard cap; the least recently used blocks are dropped first.
 
-    Safe in threads and between processes. Where the disk is full or broken, a block is
-    not kept, one warning says so, and all goes on.
+    Safe in threads and between processes. If the disk is full or broken, blocks are
+    not kept, one warning is logged, and everything else works.
 
     Raises:
         ConfigError: The folder holds something else.
@@ -60,15 +60,15 @@ class BlockStore:
                 raise StateError(
                     f"block store {self._root} cannot be used: {error}; give another cache"
                 ) from error
-            self._complain(error)  # and try again when there is something to keep
+            self._complain(error)  # and try again when there is a block to keep
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all blocks, counted anew."""
+        """Bytes of all blocks, counted on each call."""
         return sum(size for _, size, _ in self._blocks())
 
     def get(self, digest: str) -> bytes | None:
-        """Return a block that is here and right, or None."""
+        """Return a block that is here and undamaged, or None."""
         path = self._path(digest)
         try:
             data = path.read_bytes()
@@ -84,7 +84,7 @@ class BlockStore:
                 path.unlink()
             return None
         with suppress(OSError):
-            os.utime(path)  # the order of eviction
+            os.utime(path)  # decides the order of eviction
         return data
 
     def has(self, digest: str) -> bool:
@@ -97,7 +97,8 @@ class BlockStore:
         try:
             if not self._prepared:
                 self._prepare()
-            with self._locked() as lock:  # once for all of them: other processes wait for it
+            # once for all blocks, because other processes wait for the lock
+            with self._locked() as lock:
                 for digest, data in blocks.items():
                     if len(data) > self._capacity_bytes:
                         continue
@@ -168,7 +169,7 @@ class BlockStore:
         used = _counter(lock)
         if used is not None and used + size_bytes <= self._capacity_bytes:
             return used
-        # The counter may be too high after a crash, and is missing at first: count.
+        # The counter may be too high after a crash, and is missing at first, so count the files.
         blocks = sorted(self._blocks(), key=lambda block: block[2])
         used = sum(size for _, size, _ in blocks)
         if used + size_bytes <= self._capacity_bytes:
@@ -197,20 +198,21 @@ class BlockStore:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Keep out every other writer of the node; the lock goes with the process."""
+        """Exclude every other writer of the node; the system releases the lock with the process."""
         with self._mutex, locked(self._root / "lock", writable=True) as file:
             yield file
 
 
 def _counter(lock: int) -> int | None:
-    """Return the bytes in use as last written; none where the lock file holds anything else."""
-    # In the lock file, which is open anyway and changes only under the lock. One digit more tells a longer text.
+    """Return the last recorded number of bytes in use; None if the lock file holds anything else."""
+    # It is in the lock file, which is open anyway and changes only under the lock. Read one digit more than needed,
+    # to detect a longer text.
     text = os.pread(lock, _COUNTER_DIGITS + 1, 0)
     return int(text) if re.fullmatch(rb"[0-9]{%d}" % _COUNTER_DIGITS, text) else None
 
 
 def _holds(path: Path, data: bytes | memoryview) -> bool:
-    """Return whether a block is there as it should be; what was damaged meanwhile is written again."""
+    """Return whether an undamaged block is there; a block that was damaged in the meantime is written again."""
     try:
         return path.stat().st_size == len(data) and path.read_bytes() == data
     except FileNotFoundError:

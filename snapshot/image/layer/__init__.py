@@ -1,1 +1,1 @@
-"""From a layer of any format to an index of its files and blocks."""
+"""Indexes of the files and blocks of layers of any format."""

@@ -1,9 +1,9 @@
 """Conversion of an image to zstd:chunked: the same tars, compressed so that parts can be read.
 
 The tar of a layer stays the same byte for byte, so its digest in the configuration stays
-right and any tool that reads zstd reads the layer. Only the compression is cut: each
-header, and each 256 KiB of a file, becomes a zstd frame of its own. Behind the tar, in frames
-that decoders skip, stand the table of contents and a footer that points to it::
+right, and any tool that reads zstd reads the layer. Only the compression is cut: each
+header, and each 256 KiB of a file, becomes a zstd frame of its own. After the tar, in frames
+that decoders skip, come the table of contents and a footer that points to it::
 
     [headers][file, first part][file, second part][headers][file]...[skip: table][skip: footer]
 """
@@ -39,7 +39,7 @@ __all__ = ["CHUNK_BYTES", "Converted", "convert_image", "uncompressed", "write_c
 
 _log = get_logger(__name__)
 
-# Uncompressed: what a read of one byte costs at most.
+# Uncompressed bytes: the most that a read of one byte costs.
 CHUNK_BYTES = 256 << 10
 _COPY_BYTES = 1 << 20
 _MAX_TAR_BYTES = 1 << 40
@@ -52,7 +52,7 @@ _WORD_OF = {kind: word for word, kind in KIND_OF.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """An image that was converted, and what became of its layers."""
+    """A converted image, and the results for its layers."""
 
     digest: str
     """Digest of the new manifest."""
@@ -67,7 +67,7 @@ def convert_image(
     """Convert an image of one platform, and push it to ``target`` under ``tag``.
 
     Raises:
-        IntegrityError: A layer is not what manifest or configuration say.
+        IntegrityError: A layer does not match the manifest or the configuration.
     """
     layers, kept = [], []
     for layer, diff_id in zip(image.layers, image.config.rootfs.diff_ids, strict=True):
@@ -117,7 +117,7 @@ def write_chunked(
 
 
 class _Writer:
-    """Copies a tar into frames, and notes where each begins."""
+    """Copies a tar into frames, and notes the begin of each frame."""
 
     def __init__(self, tar: BinaryIO, out: BinaryIO, level: int) -> None:
         self._tar = tar
@@ -133,7 +133,7 @@ class _Writer:
             yield item
             return
         (extent,) = entry.extents
-        # Headers in a frame of their own: who reads a file has no use for them.
+        # Put headers into a frame of their own, because readers of a file do not need them.
         self._frame(self._read(extent.stream_offset - self._tar_at))
         start, whole = self.at, hashlib.sha256()
         chunks: list[dict[str, Any]] = []
@@ -152,14 +152,14 @@ class _Writer:
             yield {"type": "chunk", "name": item["name"], **chunk}
 
     def rest(self) -> None:
-        """Write what follows the last entry, and a first frame where there was none."""
+        """Write the rest after the last entry, and a first frame if there was none."""
         while data := self._tar.read(_COPY_BYTES):
             self._frame(data)
         if not self.at:
             self._frame(b"")
 
     def skippable(self, data: bytes) -> None:
-        """Write a frame that decoders pass over."""
+        """Write a frame that decoders skip."""
         self._write(_SKIPPABLE + struct.pack("<I", len(data)) + data)
 
     def _read(self, size: int) -> bytes:
@@ -204,7 +204,7 @@ def _rfc3339(mtime_ns: int) -> str:
 def _convert_layer(
     source: ImageStore, layer: Descriptor, diff_id: str, target: ImageStore, level: int
 ) -> tuple[Descriptor | None, str]:
-    """Convert one layer and push it; None and the reason where it cannot be."""
+    """Convert one layer and push it; return None and the reason if it cannot be converted."""
     with tempfile.TemporaryDirectory(prefix="omniload-convert-") as folder:
         tar, out = Path(folder, "tar"), Path(folder, "out")
         with downloaded(source, layer) as blob, tar.open("wb") as file:
@@ -215,7 +215,7 @@ def _convert_layer(
             return None, reason
         with tar.open("rb") as file, out.open("wb") as packed:
             annotations = write_chunked(file, entries, packed, level=level)
-        # Its room may be needed for the layer that is pushed.
+        # The layer that is pushed may need the room.
         tar.unlink()
         with out.open("rb") as packed:
             digest = f"sha256:{hashlib.file_digest(packed, 'sha256').hexdigest()}"
@@ -230,11 +230,11 @@ def _convert_layer(
 
 
 def _obstacle(entries: Iterable[Entry]) -> str:
-    """Say why a layer cannot be converted; nothing where it can."""
+    """Return why a layer cannot be converted; empty if it can."""
     at = 0
     for entry in entries:
         try:
-            # Names are kept as the file system has them; a table of contents is JSON, which is UTF-8.
+            # Names are kept as the file system has them; but a table of contents is JSON, which is UTF-8.
             f"{entry.path}{entry.target}{entry.xattrs}".encode()
         except UnicodeEncodeError:
             return f"{entry.path!r} is no UTF-8, and a table of contents holds no other names"
@@ -253,7 +253,7 @@ def _copied(source: ImageStore, layer: Descriptor, target: ImageStore) -> Descri
     if not target.has_blob(layer.digest):
         with downloaded(source, layer) as path:
             target.push_blob(layer, lambda: path.open("rb"))
-    # The new manifest is OCI's, and so are the types in it.
+    # The new manifest is of the OCI format, so its types must be, too.
     compression = compression_of(layer)
     suffix = "" if compression == "tar" else f"+{compression}"
     return layer.model_copy(update={"media_type": f"{_LAYER_TYPE}{suffix}"})
@@ -263,7 +263,7 @@ def _unpack(blob: Path, compression: str, out: BinaryIO, diff_id: str, name: str
     """Write the uncompressed layer, and compare its digest.
 
     Raises:
-        IntegrityError: It is another, or does not decode.
+        IntegrityError: The digest differs, or the layer does not decode.
     """
     hasher = hasher_of(diff_id)
     with blob.open("rb") as file:
@@ -271,12 +271,12 @@ def _unpack(blob: Path, compression: str, out: BinaryIO, diff_id: str, name: str
         try:
             while data := source.read(_COPY_BYTES):
                 hasher.update(data)
-                # Compared at the end only: until then nothing but this temporary file has it.
+                # The comparison comes only at the end; until then only this temporary file holds the bytes.
                 out.write(data)
                 if out.tell() > _MAX_TAR_BYTES:
                     raise IntegrityError(f"layer {name}: more than {_MAX_TAR_BYTES} bytes")
         except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
-            # A broken gzip is an OSError too, without a number; one with a number is the disk's.
+            # A broken gzip is an OSError without an errno; an error with an errno is of the disk.
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise IntegrityError(f"layer {name}: does not decode: {error}") from error
@@ -289,7 +289,7 @@ def _unpack(blob: Path, compression: str, out: BinaryIO, diff_id: str, name: str
 
 
 def uncompressed(file: BinaryIO, compression: str) -> ByteSource:
-    """Return the bytes of a layer, uncompressed as they are read."""
+    """Return the bytes of a layer, uncompressed during the read."""
     if compression == "gzip":
         return gzip.GzipFile(fileobj=file)
     if compression == "zstd":

@@ -1,13 +1,13 @@
-"""The index of a layer: its entries, and the blocks from which any byte of it is read.
+"""The index of a layer: its entries, and the blocks from which every byte of it can be read.
 
-A layer's *stream* is what its entries' extents point into: the uncompressed tar, or, for
+The extents of a layer's entries point into its *stream*: the uncompressed tar, or, for
 formats with a table of contents, their chunks one after another. The stream is cut into
 *blocks*. A block is the unit that is fetched, decoded, compared with its own digest, and
-kept: no byte of it is used before that digest was right. Where the digests come from, and
-why they can be relied on, is said in ``docs/design/snapshot/0020-images.md``.
+kept; no byte of it is used before the digest matched. ``docs/design/snapshot/0020-images.md`` says
+where the digests come from, and why they can be relied on.
 
-Names are text; bytes that are no UTF-8 are kept as lone surrogates, as ``os.fsdecode``
-does, so that every name that a file system can hold survives.
+Names are text. Bytes that are not UTF-8 are kept as lone surrogates, as in ``os.fsdecode``,
+so that every name that a file system can hold survives.
 """
 
 import zlib
@@ -41,8 +41,8 @@ __all__ = [
 ]
 
 MAX_ENTRIES = 2_000_000
-"""Entries of one layer."""
-# Holes included: what ext4 can hold.
+"""Most entries of one layer."""
+# Including holes: the most that ext4 can hold.
 MAX_FILE_BYTES = 1 << 44
 _MAX_PATH_BYTES = 4095
 _MAX_NAME_BYTES = 255
@@ -54,7 +54,7 @@ Kind = Literal["file", "directory", "symlink", "hardlink", "character", "block",
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A piece of a file that is no hole."""
+    """A piece of a file that is not a hole."""
 
     file_offset: int
     stream_offset: int
@@ -67,7 +67,7 @@ class Entry:
     """One path of a layer."""
 
     path: str
-    """Relative to the root, without ``.`` and ``..``; empty for the root itself."""
+    """Path relative to the root, without ``.`` and ``..``; empty for the root itself."""
     kind: Kind
     mode: int = 0
     """Permission bits, set-user-id, set-group-id and sticky."""
@@ -78,14 +78,14 @@ class Entry:
     target: str = ""
     """For a symbolic link, its target as written; for a hard link, a path like ``path``."""
     device: tuple[int, int] = (0, 0)
-    """Major and minor number."""
+    """Major and minor number of a device."""
     xattrs: tuple[tuple[str, bytes], ...] = ()
     extents: tuple[Extent, ...] = ()
-    """In order and without overlap; what they leave out reads as zeroes."""
+    """Extents in order and without overlap; bytes between them read as zeroes."""
 
 
 def clean_path(name: str, *, layer: str) -> str:
-    """Return a path of a layer as we keep it.
+    """Return a path of a layer in our form.
 
     Raises:
         IntegrityError: It is absolute, climbs with ``..``, or is longer than a path may be.
@@ -111,10 +111,10 @@ def clean_path(name: str, *, layer: str) -> str:
 
 
 def check_entry(entry: Entry, *, layer: str) -> Entry:
-    """Return ``entry`` if its numbers are ones that a file system can hold.
+    """Return ``entry`` if a file system can hold its numbers.
 
     Raises:
-        IntegrityError: They are not, or its extents overlap or lie outside the file.
+        IntegrityError: It cannot, or the extents overlap or are outside the file.
     """
     faults = (
         (not 0 <= entry.size_bytes <= MAX_FILE_BYTES, f"size {entry.size_bytes}"),
@@ -155,7 +155,7 @@ def _raw(text: str) -> bytes:
 
 Format = Literal["tar", "gzip", "zstd:chunked"]
 
-# Uncompressed: what one read may cost in memory.
+# Uncompressed bytes: the most memory that one read may cost.
 MAX_BLOCK_BYTES = 64 << 20
 BLOCK = np.dtype(
     [
@@ -194,9 +194,9 @@ class LayerIndex:
     format: Format
     stream_bytes: int
     diff_id: str
-    """Digest of the whole uncompressed tar; empty where only a table of contents was read."""
+    """Digest of the whole uncompressed tar; empty if only a table of contents was read."""
     blocks_B: NDArray[np.void]
-    """Sorted by ``stream_offset``; they cover the stream without gap or overlap."""
+    """Blocks, sorted by ``stream_offset``; they cover the stream without gap or overlap."""
     windows_W: tuple[bytes, ...] = ()
     """Bytes before blocks of gzip that refer back, compressed with zstd."""
     entries: tuple[Entry, ...] = ()
@@ -224,21 +224,21 @@ class LayerIndex:
             block += 1
 
     def blob_range(self, block: int) -> tuple[int, int]:
-        """Return offset and size of what must be read from the blob for a block."""
+        """Return offset and size of the bytes of the blob that a block needs."""
         record = self.blocks_B[block]
-        # The first bits of such a block lie in the byte before.
+        # The first bits of such a block are in the byte before.
         early = 1 if record["bits"] else 0
         return int(record["blob_offset"]) - early, int(record["blob_size"]) + early
 
     def digest(self, block: int) -> str:
-        """Return the digest of a block's uncompressed bytes: its name in every cache."""
+        """Return the digest of a block's uncompressed bytes, which is its name in every cache."""
         return f"sha256:{self.blocks_B[block]['sha256'].tobytes().hex()}"
 
     def decode(self, block: int, raw: bytes | memoryview) -> bytes:
-        """Turn the bytes at ``blob_range(block)`` into the block's own, and compare their digest.
+        """Decode the bytes at ``blob_range(block)`` into the block's bytes, and compare their digest.
 
         Raises:
-            IntegrityError: They do not decode, or to something else.
+            IntegrityError: They do not decode, or their digest differs.
         """
         size = int(self.blocks_B["size"][block])
         try:
@@ -271,16 +271,16 @@ class LayerIndex:
 
 @dataclass(frozen=True, slots=True)
 class BlockRef:
-    """A block of a layer, and where its blob holds it."""
+    """A block of a layer, and its place in the blob."""
 
     digest: str
     """Digest of the uncompressed bytes: blocks of two layers with the same digest are the same block."""
     blob: str
     number: int
     offset: int
-    """In the blob."""
+    """Offset in the blob."""
     size_bytes: int
-    """In the blob."""
+    """Size in the blob."""
 
     @property
     def end(self) -> int:
@@ -289,7 +289,7 @@ class BlockRef:
 
 
 def block_refs(index: LayerIndex, blocks: Iterable[int]) -> Iterator[BlockRef]:
-    """Yield what a fetcher must know of blocks of a layer."""
+    """Yield the facts about blocks of a layer that a fetcher needs."""
     for number in blocks:
         record = index.blocks_B[number]
         yield BlockRef(

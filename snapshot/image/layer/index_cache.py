@@ -1,4 +1,4 @@
-"""The index of a layer as a file, and the folder that keeps such files by layer.
+"""The index of a layer as a file, and the folder that keeps these files by layer.
 
 ::
 
@@ -37,7 +37,7 @@ _KEY = "omniload_layer_index"
 MAX_INDEX_BYTES = 2 << 30
 """Largest file of an index."""
 _MAX_ENTRIES_BYTES = 1 << 31
-# A file has fields by their places alone: another order of them would be another version.
+# The file identifies fields only by their position, so another order of them would be another version.
 _FIELDS_OF = {kind: attrgetter(*(each.name for each in fields(kind))) for kind in (Entry, Extent)}
 _PLAIN = [each.name for each in fields(Entry)][:-3]
 
@@ -45,7 +45,7 @@ _PLAIN = [each.name for each in fields(Entry)][:-3]
 def encode_index(index: LayerIndex) -> bytes:
     """Return the bytes of an index."""
     lengths = np.array([len(window) for window in index.windows_W], "<u4")
-    # Plain JSON, not orjson: only this one can write lone surrogates, as ASCII escapes.
+    # Plain JSON, because orjson cannot write lone surrogates, which this writes as ASCII escapes.
     table = json.dumps(index.entries, default=_plain, separators=(",", ":"))
     entries = zstandard.ZstdCompressor(level=6).compress(table.encode("ascii"))
     body = b"".join(
@@ -130,7 +130,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 -- what JSON calls this with, and
 
 
 def _entry(row: Sequence[Any]) -> Entry:
-    # The fields in their order, as ``_plain`` wrote them.
+    # The fields in the order in which ``_plain`` wrote them.
     *plain, device, xattrs, extents = row
     return Entry(
         **dict(zip(_PLAIN, plain, strict=True)),
@@ -141,7 +141,7 @@ def _entry(row: Sequence[Any]) -> Entry:
 
 
 class IndexCache:
-    """A folder of indexes, one file for each layer. An index that is broken counts as absent."""
+    """A folder of indexes, one file for each layer. A broken index counts as absent."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
@@ -157,13 +157,13 @@ class IndexCache:
             )
         except (OSError, IntegrityError, StateError):
             return None
-        # Whole and right, and yet it may have been copied to the name of another layer.
+        # Even a valid file may have been copied to the name of another layer.
         return index if index.blob_digest == blob_digest else None
 
     def put(self, index: LayerIndex) -> None:
-        """Keep an index, durably and whole."""
+        """Keep an index, durably and atomically."""
         private_folder(self._folder)
-        # Durable: it may have cost a read of the whole layer.
+        # Durable, because the index may have cost a read of the whole layer.
         write_whole(self._path(index.blob_digest), encode_index(index), durable=True)
 
     def _path(self, blob_digest: str) -> Path:

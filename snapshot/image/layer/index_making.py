@@ -1,9 +1,9 @@
-"""From a layer in a store to its index, by the cheapest way that proves it.
+"""Indexes of layers in a store, made in the cheapest way that proves them.
 
-A table of contents is read alone, where the layer has one. Any other layer is read whole, once: a tar
-as it is, gzip in two passes. The first finds the places where a decoder can be restarted with
-32 KiB of memory. What lies between two of them, a span, is a block: to read one, exactly its bytes of
-the blob are fetched and nothing is decoded twice. The second pass proves that it is so.
+If a layer has a table of contents, only the table is read. Any other layer is read whole, once: a tar
+as it is, gzip in two passes. The first pass finds the places where a decoder can be restarted with
+32 KiB of memory. The span between two places is a block: to read a block, exactly its bytes of
+the blob are fetched, and nothing is decoded twice. The second pass proves that this works.
 """
 
 import errno
@@ -48,8 +48,8 @@ __all__ = [
 _log = get_logger(__name__)
 
 TAR_BLOCK_BYTES = 1 << 20
-"""Block of a layer that is not compressed."""
-# Uncompressed, between two places: what a small read costs, against 2 to 3 % of index.
+"""Block size of a layer that is not compressed."""
+# Uncompressed bytes between two places: smaller spans make small reads cheaper; these cost 2 to 3 % of index.
 SPAN_BYTES = 1 << 20
 MAX_STREAM_BYTES = 1 << 40
 
@@ -58,9 +58,9 @@ def index_image(store: ImageStore, image: Image, cache: IndexCache) -> tuple[Lay
     """Return the indexes of an image's layers, lowest first.
 
     Raises:
-        IntegrityError: A layer is not what the manifest, or its uncompressed bytes not what
-            the configuration says.
-        ConfigError: A layer has a format that is read only after ``convert``.
+        IntegrityError: A layer does not match the manifest, or its uncompressed bytes do not match
+            the configuration.
+        ConfigError: A layer has a format that can be read only after ``convert``.
     """
     indexes = []
     for layer, diff_id in zip(image.layers, image.config.rootfs.diff_ids, strict=True):
@@ -72,12 +72,12 @@ def index_image(store: ImageStore, image: Image, cache: IndexCache) -> tuple[Lay
 
 
 def check_diff_id(index: LayerIndex, diff_id: str) -> None:
-    """Check that a layer is, uncompressed, what the configuration says, where its index knows.
+    """Check that the uncompressed layer matches the configuration, if its index knows the digest.
 
     Raises:
-        IntegrityError: It is something else.
+        IntegrityError: It does not match.
     """
-    # A table of contents does not hold the digest of the tar; there the manifest must do.
+    # A table of contents does not hold the digest of the tar; then the manifest must suffice.
     if index.diff_id and index.diff_id != diff_id:
         raise IntegrityError(
             f"layer {index.blob_digest}: uncompressed it is {index.diff_id}, the configuration "
@@ -86,11 +86,11 @@ def check_diff_id(index: LayerIndex, diff_id: str) -> None:
 
 
 def index_layer(store: ImageStore, layer: Descriptor, cache: IndexCache) -> LayerIndex:
-    """Return the index of a layer: the kept one, its own table, or one built by reading it whole.
+    """Return the index of a layer: the kept one, its own table, or one that is built by reading it whole.
 
     Raises:
         ConfigError: A zstd layer without a table.
-        IntegrityError: The layer is not what its manifest says.
+        IntegrityError: The layer does not match its manifest.
         StateError: It must be read whole, and the disk has no room.
     """
     if (kept := cache.get(layer.digest)) is not None:
@@ -103,7 +103,7 @@ def index_layer(store: ImageStore, layer: Descriptor, cache: IndexCache) -> Laye
         index = _by_reading(store, layer, compression)
     try:
         cache.put(index)
-    except OSError as error:  # it serves this start all the same
+    except OSError as error:  # this start can use it all the same
         _log.warning("index of layer %s is not kept: %s", layer.digest, error)
     return index
 
@@ -122,7 +122,7 @@ def _by_table(store: ImageStore, layer: Descriptor) -> LayerIndex:
 def _by_reading(store: ImageStore, layer: Descriptor, compression: str) -> LayerIndex:
     build = index_gzip if compression == "gzip" else _index_tar
     try:
-        # On a disk: a gzip is read twice, by its path.
+        # On a disk, because a gzip is read twice, by its path.
         with downloaded(store, layer) as path:
             return build(path, layer.digest)
     except OSError as error:
@@ -136,10 +136,10 @@ def _by_reading(store: ImageStore, layer: Descriptor, compression: str) -> Layer
 
 @contextmanager
 def downloaded(store: ImageStore, layer: Descriptor) -> Iterator[Path]:
-    """Have a whole layer, compared with its digest, as a file for the time of a ``with``.
+    """Yield a file with the whole layer, compared with its digest; it exists inside the block only.
 
     Raises:
-        IntegrityError: It is not what its manifest says, or missing.
+        IntegrityError: It does not match its manifest, or is missing.
     """
     with tempfile.NamedTemporaryFile(prefix="omniload-layer-") as file:
         with wanted_by_manifest():
@@ -170,7 +170,7 @@ def _index_tar(path: Path, blob_digest: str) -> LayerIndex:
 
 
 class _Hashing:
-    """A source that hashes and counts what is read through it."""
+    """A source that hashes and counts the bytes that are read through it."""
 
     def __init__(self, source: ByteSource, *, layer: str) -> None:
         self._source, self._layer = source, layer
@@ -189,20 +189,20 @@ class _Hashing:
 
 
 def index_gzip(path: Path, blob_digest: str) -> LayerIndex:
-    """Build the index of a gzip layer whose digest was compared already.
+    """Build the index of a gzip layer whose digest was already compared.
 
     Returns:
-        The index; every block was decoded the way a lazy read will decode it, and together
-        they gave the stream whose digest is ``diff_id``.
+        The index. Every block was decoded in the way of a lazy read, and together
+        the blocks gave the stream whose digest is ``diff_id``.
 
     Raises:
         IntegrityError: It is not a gzip of a whole tar, or has no place to start in
-            64 MiB: then ``convert`` it.
+            64 MiB; then ``convert`` it.
         ConfigError: ``indexed_gzip`` is not installed.
     """
     points, entries, diff_id = _first_pass(path, blob_digest)
     blob_bytes = path.stat().st_size
-    # Places are fences: a block lies between two, and the end of the blob is the last of them.
+    # Places are borders: a block is between two of them, and the last one is the end of the blob.
     blocks_B = np.zeros(max(len(points) - 1, 0), BLOCK)
     windows: list[bytes] = []
     compressor = zstandard.ZstdCompressor(level=3)
@@ -234,7 +234,7 @@ def index_gzip(path: Path, blob_digest: str) -> LayerIndex:
 
 
 def _first_pass(path: Path, blob_digest: str) -> tuple[list[GzipPlace], list[Entry], str]:
-    """Decode the whole once: read the table, hash the stream, find the places."""
+    """Decode the whole layer once: read the table, hash the stream, find the places."""
     raw_bytes = path.stat().st_size
     try:
         with (
@@ -248,7 +248,7 @@ def _first_pass(path: Path, blob_digest: str) -> tuple[list[GzipPlace], list[Ent
                 file.export_index(filename=exported.name)
                 points = list(places_of(Path(exported.name).read_bytes(), raw_bytes))
     except (BrokenGzipError, OSError) as error:
-        # A full disk says nothing of the layer.
+        # A full disk is no fault of the layer.
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
         raise IntegrityError(f"layer {blob_digest}: not a whole gzip: {error}") from error
@@ -270,7 +270,7 @@ def _second_pass(
     whole = hashlib.sha256()
     with path.open("rb") as file:
         for number, (record, point) in enumerate(zip(blocks_B, points, strict=False)):
-            # Deflate is a stream of bits: a place may begin within the byte before its own.
+            # Deflate is a stream of bits, so a place may begin inside the previous byte.
             early = 1 if point.bits else 0
             file.seek(point.raw_offset - early)
             raw = file.read(int(record["blob_size"]) + early)

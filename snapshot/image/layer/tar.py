@@ -1,10 +1,10 @@
-"""The table of a tar: its entries, read front to back, once, in bounded memory.
+"""The table of a tar: its entries, read once from front to back, in bounded memory.
 
-Headers are parsed by the standard library (pax, GNU long names, every kind of sparse
-file); this module bounds what they can make it do. The library reads extension headers
-of any size at once, so the stream refuses large reads; it may be led to read backwards,
-so the stream goes forward only; and it takes a broken header in the middle for the end,
-so what follows the last entry must be zeroes.
+The standard library parses the headers (pax, GNU long names, every kind of sparse
+file); this module limits what a hostile tar can make it do. The library reads extension headers
+of any size at once, so the stream refuses large reads. It may be led to read backwards,
+so the stream only goes forward. And it takes a broken header in the middle for the end,
+so everything after the last entry must be zeroes.
 """
 
 import re
@@ -18,7 +18,7 @@ from snapshot.image.layer.index import MAX_ENTRIES, Entry, Extent, Kind, check_e
 
 __all__ = ["ByteSource", "ForwardStream", "read_table"]
 
-# The parser reads an extension header at once, whatever size it says.
+# The parser reads an extension header at once, whatever its stated size.
 MAX_HEADER_BYTES = 8 << 20
 _SKIP_BYTES = 1 << 20
 _XATTR = "SCHILY.xattr."
@@ -47,10 +47,10 @@ class ByteSource(Protocol):
 
 
 class ForwardStream:
-    """A source that can be asked where it is and made to skip, forward only.
+    """A source that knows its position and can skip, but only forward.
 
     Raises:
-        IntegrityError: From its methods: the archive makes the parser go back, or read
+        IntegrityError: Raised by its methods: the archive makes the parser go back, or read
             more at once than a header may have.
     """
 
@@ -65,7 +65,7 @@ class ForwardStream:
         """Offset at which the source ended inside a block; None if it did not."""
 
     def tell(self) -> int:
-        """Return how many bytes were read or skipped."""
+        """Return the number of bytes that were read or skipped."""
         return self._at
 
     def read(self, size: int) -> bytes:
@@ -85,7 +85,7 @@ class ForwardStream:
             size -= len(part)
             self._at += len(part)
         if size == 1 and not parts and self._at % tarfile.BLOCKSIZE:
-            # The parser looks at the last byte of a block to know that the block is there.
+            # The parser reads the last byte of a block to find out whether the block is there.
             self.data_end = self._at if self.data_end is None else self.data_end
             self._at += 1
             parts = [b"\0"]
@@ -93,7 +93,7 @@ class ForwardStream:
         return self.last
 
     def unread(self) -> None:
-        """Have the next read give once more what the last one gave."""
+        """Make the next read return the bytes of the last one again."""
         self._again = self.last
         self._at -= len(self.last)
 
@@ -108,8 +108,8 @@ class ForwardStream:
             part = self._source.read(min(_SKIP_BYTES, offset - self._at))
             if not part:
                 self.data_end = self._at
-                # Some tools end a layer with the last byte of its last file, without what fills up its
-                # block; ``data_end`` still shows whether that file is whole.
+                # Some tools end a layer with the last byte of its last file, without the padding of the last block;
+                # ``data_end`` still shows whether that file is complete.
                 if offset - self._at < tarfile.BLOCKSIZE:
                     self._at = offset
                 break
@@ -121,7 +121,7 @@ def read_table(source: ByteSource, *, layer: str) -> Iterator[Entry]:
     """Yield the entries of an uncompressed tar in order; the source is read to its end.
 
     Yields:
-        Entries whose extents lie in the stream, each checked by ``check_entry``.
+        Entries whose extents are in the stream, each checked by ``check_entry``.
 
     Raises:
         IntegrityError: The tar is broken, cut short, or hostile.
@@ -129,7 +129,7 @@ def read_table(source: ByteSource, *, layer: str) -> Iterator[Entry]:
     stream = ForwardStream(source, layer=layer)
     try:
         yield from _entries(stream, layer)
-    # The parser lets the errors of its parts out, each for another kind of nonsense.
+    # The parser passes on the errors of its parts, one kind for each kind of fault.
     except (
         tarfile.TarError,
         EOFError,
@@ -148,21 +148,21 @@ def _entries(stream: ForwardStream, layer: str) -> Iterator[Entry]:
     if not stream.read(tarfile.BLOCKSIZE).strip(b"\0"):
         _expect_zeroes(stream, layer)  # an empty layer, which umoci writes without any block
         return
-    # The parser looks for its first header itself, and takes none for a fault.
+    # The parser looks for its first header itself, and does not report a missing one.
     stream.unread()
     archive: Any  # its ``members`` are not in its stubs
     with tarfile.open(
-        fileobj=cast("Any", stream),  # it has all that the library calls
+        fileobj=cast("Any", stream),  # the stream has all methods that the library calls
         mode="r:",
         format=tarfile.PAX_FORMAT,
         encoding="utf-8",
         errors="surrogateescape",
     ) as archive:
-        # The parser of Python before 3.11.4 passes over a first header that is none.
+        # The parser of Python before 3.11.4 skips an invalid first header.
         _expect_header(archive.firstmember is not None, stream, layer)
         count = data_end = 0
         while (member := archive.next()) is not None:
-            # The library keeps every member it has seen.
+            # Otherwise the library would keep every member.
             archive.members = []
             count += 1
             if count > MAX_ENTRIES:
@@ -221,7 +221,7 @@ def _entry(member: tarfile.TarInfo, layer: str) -> Entry:
 
 
 def _mtime_ns(member: tarfile.TarInfo) -> int:
-    """Return the time whole: the library makes a float of it, which loses nanoseconds."""
+    """Return the exact time, because the library makes a float of it, which loses nanoseconds."""
     text = member.pax_headers.get("mtime")
     if text is None:
         return int(member.mtime) * 1_000_000_000

@@ -1,7 +1,7 @@
-"""Tables of contents: layers that say themselves where each chunk of each file lies.
+"""Tables of contents: lists in layers of the place of each chunk of each file.
 
-zstd:chunked keeps a JSON document in a skippable frame behind the tar. Its digest stands in the
-image's manifest, so what it says of digests is as good as the manifest.
+zstd:chunked keeps a JSON document in a skippable frame after the tar. The image's manifest holds the digest of
+this document, so the digests in it are as trustworthy as the manifest.
 
 Source:
     containers/storage ``pkg/chunked``.
@@ -49,7 +49,7 @@ __all__ = [
 
 POSITION = "io.github.containers.zstd-chunked.manifest-position"
 CHECKSUM = "io.github.containers.zstd-chunked.manifest-checksum"
-# Debian 12's tools still write the annotations under their first names.
+# The tools of Debian 12 still write the annotations under their first names.
 _OLD = ("io.github.containers.", "io.containers.")
 MAX_TOC_BYTES = 256 << 20
 
@@ -73,15 +73,15 @@ class TocPlace:
     offset: int
     size_bytes: int
     toc_bytes: int
-    """Uncompressed."""
+    """Uncompressed size in bytes."""
     digest: str
 
 
 def zstd_place(layer: Descriptor) -> TocPlace | None:
-    """Return where the table of a zstd layer lies, or None for one without.
+    """Return the place of the table of a zstd layer, or None if it has none.
 
     Raises:
-        IntegrityError: The manifest's annotations are nonsense.
+        IntegrityError: The manifest's annotations are malformed.
     """
     for prefix in _OLD:
         position = layer.annotations.get(POSITION.replace(_OLD[0], prefix))
@@ -125,11 +125,11 @@ def zstd_toc(raw: bytes, place: TocPlace, *, layer: str) -> Sequence[Mapping[str
 def index_of_toc(
     items: Sequence[Mapping[str, Any]], layer: Descriptor, toc_offset: int
 ) -> LayerIndex:
-    """Turn a table of contents, which begins at ``toc_offset`` of its blob, into an index.
+    """Make an index from a table of contents, which begins at ``toc_offset`` of its blob.
 
     Raises:
         IntegrityError: The table contradicts itself.
-        ConfigError: It has chunks without a digest, or larger ones than a block may be.
+        ConfigError: It has chunks without a digest, or chunks larger than a block may be.
     """
     try:
         return _Reader(layer, toc_offset).read(items)
@@ -151,7 +151,7 @@ class _Reader:
     def read(self, items: Sequence[Mapping[str, Any]]) -> LayerIndex:
         if len(items) > MAX_ENTRIES:
             raise ValueError(f"{len(items)} entries, more than {MAX_ENTRIES}")
-        # A chunk ends where the next thing begins, whichever file that belongs to.
+        # A chunk ends where the next chunk or other item begins, whichever file it belongs to.
         offsets = sorted({int(i["offset"]) for i in items if i.get("offset")} | {self._toc_offset})
         ends = dict(pairwise(offsets))
         entries: list[Entry] = []
@@ -218,9 +218,9 @@ class _Reader:
     def _add_block(
         self, part: Mapping[str, Any], size: int, ends: Mapping[int, int], *, alone: bool
     ) -> None:
-        """Put a chunk of ``size`` bytes at the end of the stream."""
+        """Append a chunk of ``size`` bytes to the stream."""
         digest = part.get("chunkDigest") or (part.get("digest") if alone else None)
-        # A row of an index has 32 bytes for a digest, and blocks of all layers share one store by it.
+        # A row of an index has 32 bytes for a digest, by which blocks of all layers share one store.
         if not digest or hasher_of(str(digest)).name != "sha256":
             raise ConfigError(
                 f"layer {self._layer.digest} has a table of contents without a sha256 of each chunk; "
@@ -259,7 +259,7 @@ def _mtime_ns(text: str | None) -> int:
         raise ValueError(f"time {text!r} is not as in RFC 3339")
     whole = datetime.fromisoformat(found[1] + found[3].replace("Z", "+00:00"))
     seconds = int(whole.timestamp())
-    # Go writes its zero time, of the year 1, where a tar said nothing.
+    # If a tar has no time, Go writes its zero time, of the year 1.
     return 0 if whole.year < 1902 else seconds * 10**9 + int((found[2] or "0").ljust(9, "0"))
 
 

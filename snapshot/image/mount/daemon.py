@@ -64,7 +64,7 @@ __all__ = [
 _log = get_logger(__name__)
 
 AUTO = "auto"
-"""As a trace or record: the file for this image and command among the traces."""
+"""Value of trace or record: the file for this image and command in the folder of traces."""
 _PLACES = {"cache", "traces", "trace", "record", "peer_token_file"}
 # A library that is mapped and used in scattered places mostly does not use a longer read-ahead.
 READ_AHEAD_BYTES = 512 << 10
@@ -119,10 +119,10 @@ class ImageMount(NodeMount):
 
 
 def mount(settings: ImageMount, *, log_path: str | None = None) -> "subprocess.Popen[bytes]":
-    """Mount an image in a process of its own; return when it is usable.
+    """Mount an image in a process of its own; return when the mount is usable.
 
     Raises:
-        ConfigError: The image, or the mount point, is not there.
+        ConfigError: The image, or the mount point, does not exist.
         UnavailableError: The registry does not answer.
         StateError: The mount point cannot be mounted on.
     """
@@ -131,10 +131,10 @@ def mount(settings: ImageMount, *, log_path: str | None = None) -> "subprocess.P
 
 
 def serve(settings: ImageMount, ready: Callable[[], None], resolved: Image | None = None) -> None:
-    """Show an image until it is unmounted; what was recorded is written when the window ends.
+    """Show an image until it is unmounted; the recording is written when its window ends.
 
     The stage ``image`` of a start-up ends when the mount is usable and the hot blocks are here.
-    One that is ``resolved`` already is not asked for again.
+    A ``resolved`` image is not asked for again.
     """
     with ExitStack() as opened, ExitStack() as begun:
         tally = begun.enter_context(stage("image"))
@@ -153,19 +153,19 @@ def serve(settings: ImageMount, ready: Callable[[], None], resolved: Image | Non
 
 
 class _Serving:
-    """The parts of one mounted image, put together and taken apart."""
+    """The parts of one mounted image, with their start and their end."""
 
     def __init__(self, settings: ImageMount, store: ImageStore, image: Image) -> None:
         self._settings, self._image = settings, image
         cache = Path(settings.cache)
         if settings.record not in {None, AUTO}:
             check_record(Path(str(settings.record)))
-        # Before layers are read to index them: a trace that cannot be used is said at once.
+        # Before layers are read to index them, so that an unusable trace is reported at once.
         self._trace = chosen_trace(settings, image)
         self._indexes = index_image(store, image, IndexCache(cache / "indexes"))
         self._tree = merge([index.entries for index in self._indexes])
         self._hot = Outstanding()
-        # Compressed, as what is fetched is counted: the two are shares of one sum.
+        # Compressed bytes, in which fetches are counted, too, because both are shares of one sum.
         self._here_bytes = 0
         disk = BlockStore(cache / "blocks", settings.disk)
         registry = RegistryTier(store)
@@ -186,7 +186,7 @@ class _Serving:
         self._shown = Threaded(ImageView(self._tree, self._indexes, self._loader, note))
 
     def run(self, ready: Callable[[], None], tally: Tally, begun: ExitStack) -> None:
-        """Prefetch, mount, answer until unmounted, and tidy up."""
+        """Prefetch, mount, answer until unmounted, and clean up."""
         watcher = threading.Thread(target=self._end_stage, args=(tally, begun), name="omniload-hot")
         settings = self._settings
         try:
@@ -232,7 +232,7 @@ class _Serving:
         return Recording(self._tree, self._image.digest, command, keep, now_s, settings.window)
 
     def _close(self) -> None:
-        # From the kernel inwards: nothing is asked of a part that is closed.
+        # From the kernel inwards, so that no request reaches a closed part.
         self._shown.close()
         self._peers.close()
         self._loader.close()
@@ -246,8 +246,8 @@ def chosen_trace(settings: ImageMount, image: Image) -> Trace | None:
     """Return the trace that a mount starts from, if there is one.
 
     Raises:
-        ConfigError: It names a file, and nothing is there.
-        IntegrityError: It names a file that is no trace.
+        ConfigError: The settings name a file that does not exist.
+        IntegrityError: The settings name a file that is no trace.
     """
     if settings.trace is None:
         return None
@@ -257,7 +257,7 @@ def chosen_trace(settings: ImageMount, image: Image) -> Trace | None:
         return traces_of(settings).get(image.digest, settings.command)
     held = read_small_file(Path(settings.trace), most_bytes=MAX_TRACE_BYTES, what="a trace")
     trace = decode_trace(held, name=settings.trace)
-    # It is a hint and no more.
+    # The trace is only a hint.
     if trace.image != image.digest:
         _log.warning(
             "trace %s is of image %s, this is %s; its files may differ",
@@ -267,12 +267,12 @@ def chosen_trace(settings: ImageMount, image: Image) -> Trace | None:
 
 
 def traces_of(settings: NodeMount) -> TraceStore:
-    """Return where the traces of this node's starts are kept."""
+    """Return the store of the traces of this node's starts."""
     return TraceStore(settings.traces or Path(settings.cache) / "traces")
 
 
 def main() -> None:
-    """Be the daemon."""
+    """Run as the daemon."""
     run_daemon(
         lambda settings, ready: serve(ImageMount.model_validate_json(settings), ready), role="image"
     )
@@ -295,7 +295,8 @@ def mount_settings(image: str, mountpoint: str, options: tuple[str, ...]) -> Ima
         if key in BridgeOptions.model_fields:
             bridge[key] = _option_value(key, value, BridgeOptions)
         elif key == "peers" or (sharing.get("peers") and value is None and ":" in key):
-            sharing.setdefault("peers", []).append(value or key)  # a list, parted by commas too
+            # a list, which may also be separated by commas
+            sharing.setdefault("peers", []).append(value or key)
         elif key in PeerSettings.model_fields:
             sharing[key] = _option_value(key, value, PeerSettings)
         else:
@@ -304,10 +305,10 @@ def mount_settings(image: str, mountpoint: str, options: tuple[str, ...]) -> Ima
 
 
 def settings_of(model: type[Settings], fields: Mapping[str, Any]) -> Settings:
-    """Return checked settings; where no cache is named, it lies in the user's.
+    """Return checked settings; if no cache is named, it is in the user's cache.
 
     Raises:
-        ConfigError: A value is none that its field takes.
+        ConfigError: A value does not fit its field.
     """
     if "cache" not in fields:
         cache = cache_folder("image", remedy="name one with -o cache=FOLDER")
@@ -316,7 +317,7 @@ def settings_of(model: type[Settings], fields: Mapping[str, Any]) -> Settings:
 
 
 def options_in(texts: Collection[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield keys and values of ``KEY=VALUE,KEY,...``; None for the value of a key alone."""
+    """Yield keys and values of ``KEY=VALUE,KEY,...``; the value of a key alone is None."""
     for option in filter(None, ",".join(texts).split(",")):
         key, given, value = option.strip().partition("=")
         yield key, value if given else None
@@ -325,7 +326,7 @@ def options_in(texts: Collection[str]) -> Iterator[tuple[str, str | None]]:
 def note_option(
     model: type[NodeMount], fields: dict[str, Any], key: str, value: str | None
 ) -> None:
-    """Put an option among the fields of a mount.
+    """Add an option to the fields of a mount.
 
     Raises:
         ConfigError: There is no such option, or its value is missing.
@@ -343,13 +344,13 @@ def note_option(
 def _option_value(
     key: str, value: str | None, model: type[StrictModel] | None = None
 ) -> str | bool:
-    """Return the value of an option; only of a field that is a yes or no it may be left out."""
+    """Return the value of an option; only the value of a yes-or-no field may be left out."""
     if value is None and model is not None and model.model_fields[key].annotation is bool:
         return True
     if not value:
         raise ConfigError(f"-o {key} has no value; write {key}=VALUE")
     if key in _PLACES and not (value == AUTO and key in {"trace", "record"}):
-        return str(Path(value).absolute())  # the daemon stands elsewhere
+        return str(Path(value).absolute())  # the daemon has another working directory
     return value
 
 

@@ -1,6 +1,6 @@
-"""A node among its peers: the tiers its loader asks, and the server that gives others its blocks over HTTP.
+"""A node among its peers: the tiers that its loader asks, and the server that gives its blocks to others over HTTP.
 
-What is handed out was compared with its digest.
+Every block that is handed out was compared with its digest.
 """
 
 import hmac
@@ -94,7 +94,7 @@ class PeerSettings(StrictModel):
 
 
 class PeerNode:
-    """The parts by which a node shares blocks; made before the loader, closed after it.
+    """The parts by which a node shares blocks; make it before the loader, close it after the loader.
 
     Raises:
         ConfigError: The token file cannot be read, or holds no token.
@@ -126,7 +126,7 @@ class PeerNode:
             self._server = PeerServer(share, host, port, token=token)
 
     def numbers(self) -> dict[str, int]:
-        """Return bytes: handed to peers, moved for them by tier, and received by peer."""
+        """Return bytes: given to peers, moved for them by tier, and received by peer."""
         found: dict[str, int] = {}
         if self._server is not None:
             found["served"] = self._server.served_bytes
@@ -144,9 +144,9 @@ class PeerNode:
 
 
 class BlockShare:
-    """Looks for blocks, and has absent ones fetched through the node's own tiers.
+    """Looks up blocks for peers, and fetches missing ones through the node's own tiers.
 
-    Each is a ``SharedTier``: what a reader of this node waits for already is not asked for again.
+    Each tier is a ``SharedTier``, so a block that a reader of this node already waits for is not fetched again.
     """
 
     def __init__(
@@ -169,10 +169,10 @@ class BlockShare:
     def promise(
         self, blob: str, blocks: Sequence[tuple[int, str]]
     ) -> Future[dict[str, bytes]] | None:
-        """Begin to fetch what is asked for and absent, by digest; None if it is not to be had.
+        """Begin to fetch the missing blocks of a request, by digest; return None if they are not available.
 
-        It is not, where the layer is unknown or indexed otherwise, or as many fetches as are
-        allowed are on their way.
+        They are not available if the layer is unknown or has another index here, or if the largest number of
+        fetches is under way.
         """
         index = self._index_of.get(blob)
         if index is None:
@@ -184,7 +184,7 @@ class BlockShare:
             and index.digest(number) == digest
             and not self.held.has(digest)
         ]
-        # At once or not at all: were it queued, nodes that wait for each other's threads could wait for ever.
+        # Fetch at once or not at all: with a queue, nodes that wait for each other's threads could wait for ever.
         if not numbers or not self._free.acquire(blocking=False):
             return None
         try:
@@ -194,7 +194,7 @@ class BlockShare:
             return None
 
     def close(self) -> None:
-        """End the threads, when their requests have ended."""
+        """End the threads after their requests."""
         self._pool.shutdown(cancel_futures=True)
 
     def _fetch(self, index: LayerIndex, refs: Sequence[BlockRef]) -> dict[str, bytes]:
@@ -222,14 +222,14 @@ class BlockShare:
 class PeerServer(ThreadingHTTPServer):
     """Listens from the moment it is made, in threads of its own.
 
-    Port 0 is any that is free. Peers show ``token``, unless it is empty; connections over the most
+    Port 0 stands for any free port. Peers must send ``token``, unless it is empty; connections above the limit
     are answered with 503.
 
     Raises:
         StateError: The address cannot be listened at.
     """
 
-    # A peer that still reads must not keep an unmount waiting.
+    # A peer that is still reading must not delay an unmount.
     daemon_threads = True
     block_on_close = False
     request_queue_size = 256  # nodes that start together connect together
@@ -246,7 +246,7 @@ class PeerServer(ThreadingHTTPServer):
         self.share = share
         self.expected = f"Bearer {token}".encode() if token else b""
         self.served_bytes = 0
-        """Bytes of blocks handed out."""
+        """Bytes of blocks given to peers."""
         self.lock = threading.Lock()
         self._connections = connections
         self._open: set[socket.socket] = set()
@@ -264,10 +264,10 @@ class PeerServer(ThreadingHTTPServer):
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening and sharing, and close every connection; the thread of each ends with it."""
+        """Stop listening and sharing, and close every connection, which ends its thread."""
         stopping = threading.Thread(target=self.shutdown)
         stopping.start()
-        with suppress(OSError):  # wakes the thread that listens, which else looks twice a second
+        with suppress(OSError):  # wakes the listening thread, which otherwise looks twice a second
             self.socket.shutdown(socket.SHUT_RDWR)
         stopping.join()
         self._thread.join()
@@ -275,13 +275,13 @@ class PeerServer(ThreadingHTTPServer):
         with self.lock:
             open_now = list(self._open)
         for connection in open_now:
-            with suppress(OSError):  # it may have hung up before
+            with suppress(OSError):  # the peer may have hung up before
                 connection.shutdown(socket.SHUT_RDWR)
         self.share.close()
 
     @override
     def server_bind(self) -> None:
-        # The base class looks its own name up, which may wait long for a name server.
+        # The base class looks up its own name, which may wait long for a name server.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -292,8 +292,8 @@ class PeerServer(ThreadingHTTPServer):
             if len(self._open) < self._connections:
                 self._open.add(request)
                 return True
-        with suppress(OSError):  # raised here it would end the server
-            request.settimeout(1.0)  # it is sent by the thread that listens, for which others wait
+        with suppress(OSError):  # an error here would end the server
+            request.settimeout(1.0)  # the listening thread sends this, and other peers wait for it
             request.sendall(_FULL)
         return False
 
@@ -325,7 +325,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Answer a request for blocks."""
         size = decimal_of(self.headers.get("Content-Length", ""))
-        # Never compared byte by byte as far as they agree: the time would tell how far.
+        # Compare in constant time: otherwise the time would show how many bytes agree.
         given = self.headers.get("Authorization", "").encode("latin-1", "replace")
         if self.server.expected and not hmac.compare_digest(given, self.server.expected):
             self._refuse(401, "the token is not this node's; give all peers one peer_token_file")
@@ -356,12 +356,13 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._send(block_frame(len(data)), data)
                 served += len(data)
-        with self.server.lock:  # before the end of the answer: a peer that has it finds it counted
+        # before the end of the answer, so that a peer that has it finds it counted
+        with self.server.lock:
             self.server.served_bytes += served
         self.wfile.write(b"0\r\n\r\n")
 
     def _kept(self, promise: Future[dict[str, bytes]]) -> dict[str, bytes]:
-        """Wait for what was promised, and say so to the peer all the while."""
+        """Wait for a promised result, and keep telling the peer that it is being fetched."""
         while not wait([promise], _SAY_SO_S).done:
             self._send(WAITING)
         return {} if promise.cancelled() else promise.result()
@@ -375,7 +376,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = reason.encode("utf-8", "replace")
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
-        # Closed: a body that was not read would be taken for a request.
+        # Close the connection, because an unread body would be taken for a request.
         self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(body)

@@ -1,4 +1,4 @@
-"""Blocks of a node and of its peers: one request for a block at a time, and all that comes compared."""
+"""Blocks of a node and of its peers: one request for a block at a time, and every answer compared."""
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,30 +46,30 @@ _log = get_logger(__name__)
 
 _SLICE_BYTES = 1 << 20
 _POOLS = 256
-"""Peers that connections are kept to."""
+"""Number of peers to which connections are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerPatience:
-    """How long peers are waited for."""
+    """Time limits and counts for waiting for peers."""
 
     connect_s: float = 1.0
-    # A peer that waits says so every second: one without a byte for so long is gone.
+    # A waiting peer reports every second, so a peer without a byte for this long is gone.
     silent_s: float = 4.0
     total_s: float = 20.0
-    """From the first request for a region to the last byte, over all peers."""
+    """Seconds from the first request for a region to the last byte, over all peers."""
     tries: int = 3
-    """Peers that answer, asked one after another before a block is asked of the next tier."""
+    """Peers with an answer that are asked in turn before the next tier is asked for a block."""
     failures: int = 8
-    """Peers, of those asked for one block, that may fail before that."""
+    """Peers that may fail for one block before the next tier is asked."""
 
 
 class _GoneError(Exception):
-    """A peer does not answer as it should."""
+    """A peer does not answer correctly."""
 
 
 class _LateError(Exception):
-    """A peer is well, but patience has ended."""
+    """A peer is well, but the time is over."""
 
 
 class PeerTier(BlockTier):
@@ -95,21 +95,21 @@ class PeerTier(BlockTier):
         self._breaker = CircuitBreaker()
         self._lock = threading.Lock()
         self._closed = False
-        # Only headers are bound here: while a peer waits it sends a few bytes each second, and
-        # the time of a whole answer is bound below.
+        # Limit only the headers here: while a peer waits it sends a few bytes each second, and the time of a whole
+        # answer is limited below.
         pace = Pace(silent_s=self._patience.silent_s, least_bytes_per_s=0)
         self._pool = paced_pool(
             pace, connect_s=self._patience.connect_s, num_pools=_POOLS, maxsize=4
         )
         self.bytes_of: dict[str, int] = {}
-        """Bytes of right blocks, by peer."""
+        """Bytes of correct blocks, by peer."""
 
     @override
     def fetch(self, index: LayerIndex, blocks: Sequence[BlockRef]) -> tuple[dict[str, bytes], int]:
         found: dict[str, bytes] = {}
         moved = 0
         for region, refs in regions(blocks):
-            # Files of a few bytes are blocks of their own: a region may have more than one request.
+            # Files of a few bytes are blocks of their own, so a region may need more than one request.
             for at in range(0, len(refs), MAX_BLOCKS):
                 came, size = self._region(index, region, refs[at : at + MAX_BLOCKS])
                 found |= came
@@ -138,7 +138,7 @@ class PeerTier(BlockTier):
         return found, moved
 
     def _candidates(self, ranked: Sequence[str], region: str) -> Iterator[str]:
-        """Yield the next peer to ask, which gets what it does not have yet."""
+        """Yield the next peer to ask, which is asked for the blocks that are still missing."""
         asked: set[str] = set()
         for _ in range(self._patience.tries + self._patience.failures):
             away = self._away()
@@ -152,7 +152,7 @@ class PeerTier(BlockTier):
     def _ask(
         self, index: LayerIndex, peer: str, refs: Sequence[BlockRef], until_s: float
     ) -> tuple[dict[str, bytes], int]:
-        """Ask one peer, waiting with it until a time."""
+        """Ask one peer, and wait for it until a point in time."""
         found: dict[str, bytes] = {}
         self._note(PeerTried(peer, self._clock.now_s()))
         sent = request_body(index.blob_digest, [(r.number, r.digest) for r in refs])
@@ -166,7 +166,7 @@ class PeerTier(BlockTier):
                         continue
                     moved += len(data)
                     found[ref.digest] = verified(data, ref.digest, name=f"peer {peer}")
-                if response.read1(1):  # the end, so that the connection serves again
+                if response.read1(1):  # reach the end, so that the connection can be used again
                     raise _GoneError("sends more than was asked for")  # noqa: TRY301
         except IntegrityError as error:
             self._note(PeerCorrupt(peer, self._clock.now_s()), error)
@@ -194,7 +194,7 @@ class PeerTier(BlockTier):
         return response
 
     def _send(self, peer: str, body: bytes) -> BaseHTTPResponse:
-        # Never repeated by the client: a peer that fails is passed over.
+        # The client never repeats a request, because a failed peer is skipped.
         return self._pool.request(
             "POST",
             f"http://{peer}{PATH}",
@@ -206,10 +206,10 @@ class PeerTier(BlockTier):
         )
 
     def _block(self, response: BaseHTTPResponse, size: int, until_s: float) -> bytes | None:
-        """Read the next block, or that it is absent.
+        """Read the next block, or the notice that it is absent.
 
         Raises:
-            _LateError: Not before ``until_s``.
+            _LateError: It did not come before ``until_s``.
             IntegrityError: It has another size.
         """
         while (said := frame_size(self._read(response, FRAME_BYTES, until_s))) == -1:
@@ -249,16 +249,16 @@ class PeerTier(BlockTier):
 
 
 class HeldBlocks:
-    """Blocks that a node has: the last that came, and those on its disk."""
+    """Blocks that a node has: the latest ones, and those on its disk."""
 
     def __init__(self, disk: BlockStore | None, recent_bytes: int = 64 << 20) -> None:
         self._disk = disk
-        # For the time until a block is on disk, and for a disk that is full.
-        # Looked at by ``peek`` alone: the first that came goes first, as it is on the disk first.
+        # For the time until a block is on disk, and for a full disk. Only ``peek`` is used, so that the oldest block is
+        # dropped first, which is also the first on the disk.
         self.recent: Lru[str, bytes] = Lru(recent_bytes)
 
     def get(self, digest: str) -> bytes | None:
-        """Return a block that is here and right, or None."""
+        """Return a block that is here and undamaged, or None."""
         data = self.recent.peek(digest)
         if data is None and self._disk is not None:
             data = self._disk.get(digest)
@@ -269,7 +269,7 @@ class HeldBlocks:
         return digest in self.recent or (self._disk is not None and self._disk.has(digest))
 
     def store(self, blocks: Mapping[str, bytes]) -> None:
-        """Keep blocks on disk; they were compared with their digests."""
+        """Keep blocks, which were compared with their digests, on disk."""
         if self._disk is not None:
             self._disk.put_all(blocks)
 
@@ -297,7 +297,7 @@ class SharedTier(BlockTier):
             return self._fetch(index, blocks)
         found: dict[str, bytes] = {}
         moved = 0
-        # One after the other: waits for other nodes have an order in each region and none over all of them.
+        # One region after the other, because waits for other nodes are ordered only within a region.
         for _, refs in regions(blocks):
             came, size = self._fetch(index, refs)
             found |= came
@@ -305,7 +305,7 @@ class SharedTier(BlockTier):
         return found, moved
 
     def _fetch(self, index: LayerIndex, blocks: Sequence[BlockRef]) -> tuple[dict[str, bytes], int]:
-        # A peer may have had it fetched since it was wanted here.
+        # A peer may have caused a fetch of the block since it was wanted here.
         here = {ref.digest: self._held.get(ref.digest) for ref in blocks}
         found = {digest: data for digest, data in here.items() if data is not None}
         mine, joined = self._flights.claim(
@@ -313,7 +313,7 @@ class SharedTier(BlockTier):
         )
         came, moved = self._fetch_and_resolve(index, blocks, set(mine))
         found |= came
-        # Last: a caller that waited before its own requests had an answer could wait for one that waits for it.
+        # Last: a caller that waited before its own requests were answered could wait for another one that waits for it.
         for digest, flight in joined.items():
             if (data := came.get(digest) or flight.result()) is not None:
                 found[digest] = data

@@ -80,12 +80,12 @@ def region_of(ref: BlockRef) -> str:
 
 
 def regions(refs: Sequence[BlockRef]) -> Iterator[tuple[str, list[BlockRef]]]:
-    """Return neighbours of one region together, in order; none is left out."""
+    """Yield adjacent blocks of one region together, in order; none is left out."""
     return ((region, list(found)) for region, found in groupby(refs, key=region_of))
 
 
 def runs(refs: Sequence[BlockRef], bridge_bytes: int = 0) -> Iterator[list[BlockRef]]:
-    """Yield blocks that lie side by side together, in order, over gaps of ``bridge_bytes``; none is left out."""
+    """Yield adjacent blocks together, in order, across gaps of up to ``bridge_bytes``; none is left out."""
     run: list[BlockRef] = []
     for ref in refs:
         if run and not (ref.blob == run[-1].blob and 0 <= ref.offset - run[-1].end <= bridge_bytes):
@@ -131,12 +131,12 @@ def parent(
     if me in ranked:
         # The places are those of a heap: this node comes after all present ones, at place len(present).
         return present[(len(present) - 1) // fanout]
-    # Nodes that do not serve are dealt over the upper half of the tree, where blocks come first.
+    # Nodes that do not serve are spread over the upper half of the tree, where blocks arrive first.
     return present[int.from_bytes(_score(me, region)) % (len(present) // 2 + 1) % len(present)]
 
 
 def _score(member: str, region: str) -> bytes:
-    # The same on every node, as Python's own hash is not.
+    # Not Python's own hash, because the score must be the same on every node.
     return hashlib.blake2b(f"{member}\0{region}".encode(), digest_size=8).digest()
 
 
@@ -151,20 +151,20 @@ class PeerTried(_OfPeer):
 
 
 class PeerAnswered(_OfPeer):
-    """A peer is well, whether or not it had what was asked."""
+    """A peer is well, whether or not it had the blocks."""
 
 
 class PeerFailed(_OfPeer):
-    """A peer is not there, does not answer, or broke off."""
+    """A peer is missing, does not answer, or broke off."""
 
 
 class PeerCorrupt(_OfPeer):
-    """A peer sent other bytes than were asked for."""
+    """A peer sent wrong bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLeft:
-    """From now on a peer is left alone; to be said once."""
+    """A peer is left alone from now on; to be logged once."""
 
     peer: str
     for_s: float
@@ -192,16 +192,16 @@ class _Trouble:
 class CircuitBreaker:
     """The machine that knows which peers are left alone for now.
 
-    A peer that fails is left alone for a second, then for two, and so on to half a minute. When
-    its time is over, one request tries it; all others go on without it until that has an answer.
+    A peer that fails is left alone for a second, then for two, and so on up to half a minute. At the end
+    of this time one request tries it; all others leave it alone until that request has an answer.
     """
 
     first_s: float = 1.0
     longest_s: float = 30.0
     corrupt_s: float = 300.0
-    """How long a peer with wrong bytes is left alone."""
+    """Seconds that a peer with wrong bytes is left alone."""
     trial_s: float = 5.0
-    """How long others wait for the outcome of a trial."""
+    """Seconds that other requests wait for the outcome of a trial."""
     _troubles: dict[str, _Trouble] = field(default_factory=dict)
 
     def away(self, now_s: float) -> frozenset[str]:
@@ -209,14 +209,14 @@ class CircuitBreaker:
         return frozenset(p for p, trouble in self._troubles.items() if now_s < trouble.until_s)
 
     def handle(self, event: BreakerEvent) -> tuple[BreakerCommand, ...]:
-        """Apply one event and return what is worth a log line."""
+        """Apply one event and return the commands, which are worth a line of the log."""
         trouble = self._troubles.get(event.peer)
         match event:
             case PeerTried(now_s=now_s):
                 if trouble is not None and now_s >= trouble.until_s:
                     trouble.half_open, trouble.until_s = True, now_s + self.trial_s
             case PeerAnswered(peer=peer):
-                # An answer to what was asked before the peer fell out says nothing of now.
+                # An answer to a request from before the peer was left alone says nothing about now.
                 if trouble is not None and trouble.half_open:
                     del self._troubles[peer]
                     return (PeerBack(peer),)
@@ -242,8 +242,9 @@ class CircuitBreaker:
 
 PATH = "/v2/blocks"
 MAX_BLOCKS = 4096
-"""In one request."""
-MAX_REQUEST_BYTES = MAX_BLOCKS * 180 + 4096  # a number of 13 digits and a sha512 take 154 in JSON
+"""Most blocks of one request."""
+# a number of 13 digits and a sha512 take 154 bytes in JSON
+MAX_REQUEST_BYTES = MAX_BLOCKS * 180 + 4096
 
 _FRAME = struct.Struct("<cI")
 FRAME_BYTES = _FRAME.size
@@ -257,10 +258,10 @@ def request_body(blob: str, blocks: Sequence[tuple[int, str]]) -> bytes:
 
 
 def parse_request(body: bytes) -> tuple[str, list[tuple[int, str]]]:
-    """Return what a body asks for: a layer, and number and digest of each block.
+    """Return the layer, and the number and digest of each block, that a body asks for.
 
     Raises:
-        ValueError: It is no request, or one that is too large.
+        ValueError: It is no request, or too large.
     """
     value = orjson.loads(body)
     match value:
@@ -272,12 +273,12 @@ def parse_request(body: bytes) -> tuple[str, list[tuple[int, str]]]:
 
 
 def block_frame(size_bytes: int) -> bytes:
-    """Return what stands before the bytes of a block."""
+    """Return the bytes that precede a block."""
     return _FRAME.pack(b"B", size_bytes)
 
 
 def frame_size(head: bytes) -> int | None:
-    """Return the size of the block that follows, None where it is absent, -1 for ``WAITING``.
+    """Return the size of the block that follows, None if it is absent, -1 for ``WAITING``.
 
     Raises:
         ValueError: This is no frame.

@@ -1,7 +1,7 @@
-"""The way into an image, in a forked process, and what of this machine is seen there.
+"""The way into an image, in a forked process, and the parts of this machine that are visible there.
 
-In a folder with ``image``, ``upper``, ``work`` and ``root`` it makes new mount and process
-namespaces, an overlay at ``root``, and becomes the command there.
+In a folder with ``image``, ``upper``, ``work`` and ``root``, it makes new mount and process
+namespaces and an overlay at ``root``, and becomes the command there.
 """
 
 import os
@@ -36,10 +36,10 @@ _TAKEN = ("proc", "dev", "sys")
 # CLONE_NEWNS and CLONE_NEWPID of linux/sched.h.
 _NEW_MOUNTS, _NEW_PROCESSES = 0x20000, 0x20000000
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-# Ignored by Python, and so by what it becomes, unless they are put back.
+# Python ignores these signals, and so would the command, unless they are restored.
 _RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
 _MOUNTS = (
-    # Nothing leaks out; yet what the machine unmounts is no longer held here, where it is shared.
+    # Mounts do not leak out; but a shared mount that the machine unmounts is not kept in use here.
     ("none", "/", "", MS_REC | MS_SLAVE, ""),
     ("omniload", "root", "overlay", 0, "lowerdir=image,upperdir=upper,workdir=work"),
     ("proc", "root/proc", "proc", 0, ""),
@@ -50,12 +50,12 @@ _MOUNTS = (
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """A file or folder of this machine, and where it is seen inside."""
+    """A file or folder of this machine, and its place inside the image."""
 
     source: str
-    """Absolute."""
+    """Absolute path on this machine."""
     target: str
-    """Absolute, in the image."""
+    """Absolute path in the image."""
     read_only: bool = False
 
 
@@ -73,7 +73,7 @@ class Start:
 
 
 def bind_of(text: str) -> Bind:
-    """Read ``HOST``, ``HOST:PATH`` or either with ``:ro``; without PATH it is HOST's own.
+    """Read ``HOST``, ``HOST:PATH`` or either with ``:ro``; without PATH it is the same as HOST.
 
     Raises:
         ConfigError: Nothing is there, or PATH cannot be mounted on.
@@ -95,11 +95,11 @@ def bind_of(text: str) -> Bind:
 
 
 def log_of(environment: Mapping[str, str] = os.environ) -> tuple[tuple[Bind, ...], list[str]]:
-    """Return what makes stages inside and outside of an image lines of one start-up.
+    """Return the settings by which stages inside and outside of an image become lines of one start-up.
 
     Returns:
-        The bind of the log, and ``KEY=VALUE`` that say inside which job, node and attempt it
-        is; nothing where no log is written or it cannot be.
+        The bind of the log, and ``KEY=VALUE`` for the job, node and attempt inside;
+        nothing if no log is written or the log cannot be shared.
     """
     path = environment.get(LOG_VARIABLE)
     if not path:
@@ -112,12 +112,12 @@ def log_of(environment: Mapping[str, str] = os.environ) -> tuple[tuple[Bind, ...
 
 
 def make_mount_points(binds: Sequence[Bind], image: Path, upper: Path) -> None:
-    """Make the mount points in the upper layer: a link of the image leads none of them elsewhere.
+    """Make the mount points in the upper layer, so that no link of the image can lead them elsewhere.
 
     Folders that the image has keep their modes and owners.
 
     Raises:
-        ConfigError: One is to lie in a file.
+        ConfigError: A mount point would be inside a file.
     """
     for bind in binds:
         *above, name = PurePosixPath(bind.target).parts[1:]
@@ -137,7 +137,7 @@ def make_mount_points(binds: Sequence[Bind], image: Path, upper: Path) -> None:
 
 
 def make_folder(place: Path, lower: Path) -> None:
-    """Make a folder of the upper layer where none is, with mode and owner of the one below that it covers."""
+    """Make a missing folder of the upper layer, with mode and owner of the lower folder that it covers."""
     try:
         place.mkdir(mode=0o755)
     except FileExistsError:
@@ -152,9 +152,9 @@ def make_folder(place: Path, lower: Path) -> None:
 def enter(status: int, start: Start, ids: tuple[int, int]) -> int:
     """Make the namespaces, start the command in them, wait; return its exit code, 128 + N for signal N.
 
-    This process cannot start another one afterwards: its process namespace has ended.
+    This process cannot start another one afterwards, because its process namespace has ended.
 
-    ``status`` gets the number of the command's process, then ``done``, or what went wrong.
+    ``status`` gets the number of the command's process, then ``done``, or the error.
     """
     # Do not use ``unshare --fork`` of util-linux: 2.38 loses the exit code of a command that was signalled.
     try:
@@ -166,7 +166,8 @@ def enter(status: int, start: Start, ids: tuple[int, int]) -> int:
     child = os.fork()
     if child:
         for number in _IGNORED:
-            signal.signal(number, signal.SIG_IGN)  # they are for the command, and sent to it
+            # these signals are meant for the command, and are sent to it
+            signal.signal(number, signal.SIG_IGN)
         os.write(status, b"%d\n" % child)
         os.close(status)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -178,7 +179,7 @@ def enter(status: int, start: Start, ids: tuple[int, int]) -> int:
         os.close(status)
         _become(start, ids)
     finally:
-        os._exit(126)  # never back into what this process was forked from
+        os._exit(126)  # never return into the code that forked this process
 
 
 def _mount(status: int, binds: Sequence[Bind]) -> None:
@@ -201,7 +202,7 @@ def _mount(status: int, binds: Sequence[Bind]) -> None:
 
 
 def _become(start: Start, ids: tuple[int, int]) -> None:
-    """Change the root directory and become the command; 127 where it is not there, as a shell says."""
+    """Change the root directory and become the command; exit with 127 if it does not exist, as a shell does."""
     code, words, variables = 126, start.words, dict(start.variables)
     try:
         for number in _RESTORED:
@@ -210,15 +211,15 @@ def _become(start: Start, ids: tuple[int, int]) -> None:
         os.chdir("/")
         os.makedirs(start.folder, exist_ok=True)  # noqa: PTH103 -- pathlib is not loaded for this
         os.chdir(start.folder)
-        os.setgroups([])  # groups first: a user who is not root may change none
+        os.setgroups([])  # groups first, because a user who is not root may not change them
         os.setgid(ids[1])
         os.setuid(ids[0])
-        # Its variables from here on only: LD_PRELOAD would have a program of this machine load code of the image.
+        # Set its variables only now: with LD_PRELOAD, a program of this machine would load code of the image.
         os.execvpe(words[0], words, variables)  # noqa: S606 -- what was asked for
     except FileNotFoundError as error:
         code, problem = 127, str(error.strerror)
     except OSError as error:
         problem = str(error.strerror)
-    # Nothing may be imported here, which a traceback would do: the files are the image's now.
+    # A traceback would import modules, which must not happen here: the files are the image's now.
     os.write(2, f"omniload: {words[0]}: {problem}\n".encode("utf-8", "surrogateescape"))
     os._exit(code)

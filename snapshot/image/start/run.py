@@ -1,7 +1,7 @@
-"""A command run in a mounted image: an overlay for what it writes, namespaces of its own, another root.
+"""A command run in a mounted image: an overlay for its writes, namespaces of its own, another root.
 
-Nothing of the image runs before the command does. The command is process 1 of a new
-process namespace, as in any container, so that nothing it started outlives it. It has the
+No code of the image runs before the command. The command is process 1 of a new
+process namespace, as in any container, so that no process that it started outlives it. It has the
 network of the machine.
 """
 
@@ -82,7 +82,7 @@ def start_of(process: Process | None, words: Sequence[str], variables: Sequence[
 
 
 def ids_of(user: str, passwd: str, group: str) -> tuple[int, int]:
-    """Return the numbers of the user and group that an image's configuration names, by its own files of both.
+    """Return the numbers of the user and group that an image's configuration names, by the image's own files.
 
     Raises:
         ConfigError: The image knows no such user or group.
@@ -109,10 +109,10 @@ def ids_of(user: str, passwd: str, group: str) -> tuple[int, int]:
 
 
 def check_machine() -> None:
-    """Say what keeps this machine from running commands in images.
+    """Check that this machine can run commands in images.
 
     Raises:
-        ConfigError: Not root.
+        ConfigError: The process is not root.
     """
     if os.geteuid() != 0:
         raise ConfigError(
@@ -131,18 +131,18 @@ def run_in(
 ) -> int:
     """Mount an image, run a command in it, unmount; return its exit code, 128 + N for signal N.
 
-    What the command writes lies in a folder in ``scratch``, or a temporary one, and is removed.
-    ``image`` is what ``settings`` names, where it was resolved before; ``entered`` is called when
+    Files that the command writes are in a folder in ``scratch``, or a temporary one, and are removed.
+    ``image`` is the image of ``settings``, if it was already resolved; ``entered`` is called when
     the command is started.
 
     Raises:
-        ConfigError: The image is not there, or a bind cannot lie where it is to.
+        ConfigError: The image does not exist, or a bind cannot be at its place.
         StateError: The overlay cannot be mounted, or another thread runs here.
     """
     check_machine()
     check_alone()
     with _scratch(scratch) as place:
-        place.chmod(0o755)  # users of the image pass through it
+        place.chmod(0o755)  # users of the image must be able to enter it
         for name in ("image", "upper", "work", "root"):
             (place / name).mkdir(mode=0o755)
         with _mounted(settings, image, place / "image", log_path):
@@ -168,7 +168,7 @@ def _scratch(folder: str | None) -> Iterator[Path]:
 def _mounted(
     settings: ImageMount, image: Image | None, mountpoint: Path, log_path: str
 ) -> Iterator[None]:
-    """Mount for the time of a ``with``; at its end the daemon has ended, and what it recorded is written."""
+    """Mount inside a block; at its end the daemon has ended, and its recording is written."""
     bridge = settings.bridge.model_copy(update={"allow_other": True, "trusted": True})
     changed = {"mountpoint": str(mountpoint), "bridge": bridge}
     # A fork has all modules, and the manifest if it was read.
@@ -180,7 +180,7 @@ def _mounted(
         try:
             umount(str(mountpoint))
         except StateError:
-            daemon.terminate()  # it unmounts as it ends
+            daemon.terminate()  # the daemon unmounts as it ends
         daemon.wait()
 
 
@@ -189,7 +189,7 @@ def prepare_upper(image: Path, upper: Path) -> None:
     for name in ("proc", "dev", "sys"):
         (upper / name).mkdir(mode=0o755)
     upper.chmod(stat_bits.S_IMODE(image.stat().st_mode))
-    # The command has this machine's network, and so its name servers.
+    # The command has this machine's network, and so needs its name servers.
     here, etc = Path("/etc/resolv.conf"), image / "etc"
     if here.is_file() and etc.is_dir() and not etc.is_symlink():
         make_folder(upper / "etc", etc)
@@ -197,12 +197,12 @@ def prepare_upper(image: Path, upper: Path) -> None:
 
 
 def etc_text(image: Path, name: str) -> str:
-    """Return a small file of the image's ``/etc``; links are not followed: they may lead out."""
+    """Return a small file of the image's ``/etc``; links are not followed, because they may lead out."""
     etc = image / "etc"
     try:
         if not stat_bits.S_ISDIR(etc.lstat().st_mode):
             return ""
-        # A pipe of that name would keep an opening without O_NONBLOCK waiting for ever.
+        # Without O_NONBLOCK, opening a pipe of that name would wait for ever.
         file = os.open(etc / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return ""
@@ -217,14 +217,14 @@ def _run(place: Path, start: Start, ids: tuple[int, int], entered: Callable[[], 
 
     def child() -> int:
         os.close(reading)
-        # The options of its overlay are names in this folder: a comma in a path of this machine parts none.
+        # The options of the overlay are names in this folder, so that commas in paths of this machine do no harm.
         os.chdir(place)
         return enter(status, start, ids)
 
     process = fork(child)
     os.close(status)
     with os.fdopen(reading, "rb") as pipe:
-        # Two processes write: the number of the command may come after what the command says.
+        # Two processes write: the number of the command may come after the command's own lines.
         said = sorted(pipe.readlines(), key=lambda line: not line.strip().isdigit())
     if b"done\n" not in said:
         code = process.wait()
@@ -240,7 +240,7 @@ def _run(place: Path, start: Start, ids: tuple[int, int], entered: Callable[[], 
 
 @contextmanager
 def _forwarding(command: int) -> Iterator[None]:
-    """Pass signals on to the command. Process 1 is deaf to those it does not handle; the second one kills it."""
+    """Pass signals on to the command. Process 1 ignores signals that it does not handle; a second signal kills it."""
     seen = 0
 
     def forward(number: int, _: FrameType | None) -> None:
@@ -249,7 +249,7 @@ def _forwarding(command: int) -> Iterator[None]:
         if seen > 1:
             number = signal.SIGKILL
         elif number == signal.SIGINT and os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp():
-            return  # the terminal has sent it to the command, too
+            return  # the terminal has already sent it to the command
         with suppress(ProcessLookupError):
             os.kill(command, number)
 
@@ -269,37 +269,37 @@ _log = get_logger(__name__)
 
 _READY = b"ready"
 DEFECT_CODE = 70
-"""Exit code of a daemon that ended by a defect; its traceback is in the log."""
+"""Exit code of a daemon that ended because of a defect; its traceback is in the log."""
 _DEFAULT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-# Starting another Python would cost a command half a second of processor time for nothing but the
-# modules that it has itself. A fork is right only where no other thread runs: a lock that one
-# holds would stay held in the child for ever.
+# A new Python process would cost a command half a second of processor time to load modules that this process
+# already has. A fork is safe only if no other thread runs: a lock held by another thread would stay locked in
+# the child for ever.
 class ForkedProcess:
-    """A child process; ``wait`` and ``terminate`` as ``subprocess.Popen`` has them."""
+    """A child process; ``wait`` and ``terminate`` work as in ``subprocess.Popen``."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
 
     def wait(self) -> int:
-        """Return its exit code when it has ended; below zero the signal that ended it."""
+        """Return its exit code when it has ended; if negative, the signal that ended it."""
         if self.returncode is None:
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.returncode
 
     def terminate(self) -> None:
-        """Ask it to end, unless it has."""
+        """Ask it to end, unless it has ended."""
         if self.returncode is None:
             os.kill(self.pid, signal.SIGTERM)
 
 
 def check_alone() -> None:
-    """Check that this process may be forked: no other thread of Python's runs.
+    """Check that this process may be forked: no other Python thread runs.
 
     Raises:
-        StateError: One does.
+        StateError: Another thread runs.
     """
     if (threads := threading.active_count()) > 1:
         raise StateError(
@@ -313,14 +313,14 @@ def start_forked(
 ) -> ForkedProcess:
     """Fork, let the child serve, and return when its mount is usable.
 
-    ``serve`` calls its argument once the mount is usable. A dead mount in its place is taken away
-    first. What the child would write to a terminal goes to its log.
+    ``serve`` calls its argument once the mount is usable. A dead mount at the mount point is removed
+    first. Output of the child to a terminal goes to its log.
 
     Raises:
-        ConfigError: The mount point is no directory, the log cannot be written, or what the
-            child reports.
-        UnavailableError: As the child reports.
-        StateError: As the child reports, or it ended without a word.
+        ConfigError: The mount point is no directory, the log cannot be written, or the
+            child reports this error.
+        UnavailableError: The child reports this error.
+        StateError: The child reports this error, or ended without a report.
     """
     clear_dead_mount(mountpoint)
     log = open_log(log_path)
@@ -342,9 +342,10 @@ def start_forked(
 
 
 def fork(child: Callable[[], int]) -> ForkedProcess:
-    """Fork; the child carries out ``child`` and ends with the code it returns, doing nothing else."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # a process may be started without
-        stream.flush()  # or the child would write it again
+    """Fork; the child runs ``child`` and exits with its return value, without doing anything else."""
+    # a process may be started without these streams
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()  # or the child would write the text again
     pid = os.fork()
     if pid:
         return ForkedProcess(pid)
@@ -360,8 +361,8 @@ def fork(child: Callable[[], int]) -> ForkedProcess:
                 with suppress(OSError, ValueError):
                     stream.flush()
         finally:
-            # Whatever comes up, such as the error of a signal; exit handlers, and ``finally`` of callers,
-            # are the parent's to run.
+            # Exit in any case, such as an error of a signal handler; exit handlers, and ``finally`` blocks of callers,
+            # belong to the parent.
             os._exit(code)
 
 

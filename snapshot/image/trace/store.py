@@ -50,11 +50,11 @@ class TraceStore:
         self._folder = Path(folder) / "v1"
 
     def path(self, image: str, command: Sequence[str]) -> Path:
-        """Return where the trace of an image and a command is, or will be."""
+        """Return the path of the trace of an image and a command, whether or not it exists."""
         return self._of(image) / f"{command_key(command)}.trace"
 
     def get(self, image: str, command: Sequence[str]) -> Trace | None:
-        """Return the trace of the command, else of the nearest one, or None. One that is broken is passed over."""
+        """Return the trace of the command, else of the nearest one, or None. Broken traces are skipped."""
         exact = self.path(image, command)
         if (found := _read(exact)) is not None:
             return found
@@ -63,7 +63,7 @@ class TraceStore:
         return None if place is None else known[place]
 
     def all_of(self, image: str) -> list[Trace]:
-        """Return the traces of an image, whatever was started. One that is broken is passed over."""
+        """Return the traces of an image for all commands. Broken traces are skipped."""
         traces = [_read(path) for path in sorted(self._of(image).glob("*.trace"))]
         return [trace for trace in traces if trace is not None]
 
@@ -79,7 +79,7 @@ class TraceStore:
         return merge_traces(of_own) if of_own else None
 
     def add(self, trace: Trace) -> Trace:
-        """Merge the trace of a start with what is kept; return what is kept now."""
+        """Merge the trace of a start with the kept trace; return the result, which is kept now."""
         path = self.path(trace.image, trace.command)
         private_folder(self._folder)
         path.parent.mkdir(exist_ok=True)
@@ -141,9 +141,9 @@ def _bytes_of(path: Path) -> bytes:
 
 
 class Recording:
-    """Remembers what is read, in order, and keeps it once: when the window ends, or at the unmount if that is sooner.
+    """Remembers reads in order, and keeps them once: at the end of the window, or at the unmount if that is sooner.
 
-    Times of reads count from the making of this; ``keep`` is called with the trace of the start.
+    Times of reads count from the creation of this object; ``keep`` is called with the trace of the start.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Recording:
         self._timer.start()
 
     def note(self, number: int, offset: int, size_bytes: int) -> None:
-        """Remember a read of a file of the tree, if it is a new one and the window is open."""
+        """Remember a read of a file of the tree, if it is new and the window is open."""
         since_s = self._now_s() - self._began_s
         if since_s <= self._window_s:
             with self._lock:
@@ -190,14 +190,14 @@ class Recording:
         return [Touch(at, names[number], offset, size) for (number, offset, size), at in reads]
 
     def finish(self) -> None:
-        """Keep what there is, unless it was kept. What fails is said: it must not end the mount."""
-        with self._finishing:  # until it is kept: after an unmount the process ends
+        """Keep the recording, unless it was kept. An error is logged, because it must not end the mount."""
+        with self._finishing:  # until it is kept, because the process ends after an unmount
             if self._done:
                 return
             self._done = True
             if self._timer is not None:
                 self._timer.cancel()
-            # Nothing was started: as one of the starts it would make the others' touches rare.
+            # Nothing was started. Counted as a start, it would make the touches of other starts seem rare.
             if not (touches := self.touches()):
                 return
             try:

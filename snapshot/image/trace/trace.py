@@ -1,4 +1,4 @@
-"""Traces: which bytes of an image a start touched first, in order; JSON lines.
+"""Traces: the bytes of an image that a start touched, in order of first touch; JSON lines.
 
 ::
 
@@ -6,7 +6,7 @@
     {"path": "usr/bin/python3.11", "offset": 0, "size": 131072, "at_ms": 3, "runs": 2}
     {"path": "usr/lib/libc.so.6", "offset": 4096, "size": 8192, "at_ms": 5, "runs": 1}
 
-Ranges are of files, not of blocks, so a trace holds for every form of an image that has
+Ranges are of files, not of blocks, so a trace is valid for every form of an image that has
 the same files, and survives a conversion. Lines of one file do not overlap, and all are
 in the order of first touch.
 """
@@ -53,7 +53,7 @@ _MAX_OFFSET = 1 << 44
 
 @dataclass(frozen=True, slots=True, order=True)
 class Touch:
-    """A range of a file, when it was first touched, and in how many starts."""
+    """A range of a file, the time of its first touch, and the number of starts that touched it."""
 
     at_ms: int
     """Milliseconds since the start began; the least over several starts."""
@@ -71,13 +71,13 @@ class Trace:
     """Digest of the manifest."""
     command: tuple[str, ...]
     runs: int
-    """Starts it was taken from."""
+    """Number of starts in the trace."""
     touches: tuple[Touch, ...]
-    """In order; ranges of one file do not overlap."""
+    """Touches in order; ranges of one file do not overlap."""
 
 
 def trace_of(image: str, command: Sequence[str], reads: Iterable[Touch]) -> Trace:
-    """Make the trace of one start from every read it made, in any order, overlapping or not.
+    """Make the trace of one start from all its reads, in any order, overlapping or not.
 
     Returns:
         A trace of one run; each byte that was read is in one touch, with its earliest time.
@@ -89,8 +89,8 @@ def trace_of(image: str, command: Sequence[str], reads: Iterable[Touch]) -> Trac
 def merge_traces(traces: Sequence[Trace]) -> Trace:
     """Make one trace of several starts.
 
-    Byte by byte, the runs add up and the earliest time holds, so the result depends on
-    neither the order of the traces nor on how they are grouped.
+    For each byte, the runs add up and the earliest time counts. So the result depends neither
+    on the order of the traces nor on how they are grouped.
 
     Raises:
         ValueError: They are of different images or commands, or there are none.
@@ -108,7 +108,7 @@ def merge_traces(traces: Sequence[Trace]) -> Trace:
 def encode_trace(trace: Trace) -> bytes:
     """Return the JSON lines of a trace."""
     head = {
-        # First: by this a file is known to be a trace, see ``begins_trace``.
+        # First, because this key identifies a trace, see ``begins_trace``.
         _KEY: VERSION,
         "image": trace.image,
         "command": list(trace.command),
@@ -132,7 +132,7 @@ def encode_trace(trace: Trace) -> bytes:
 
 
 def begins_trace(data: bytes) -> bool:
-    """Return whether bytes begin as a trace of any version does, whatever follows."""
+    """Return whether bytes begin like a trace of any version, whatever follows."""
     return data.startswith(f'{{"{_KEY}":'.encode())
 
 
@@ -140,7 +140,7 @@ def decode_trace(data: bytes, *, name: str) -> Trace:
     """Read a trace; keys that this version does not know are ignored.
 
     Raises:
-        IntegrityError: A line is none, or its numbers are impossible.
+        IntegrityError: A line is malformed, or its numbers are impossible.
         StateError: Another version wrote it.
     """
     lines = data.splitlines()
@@ -154,7 +154,7 @@ def decode_trace(data: bytes, *, name: str) -> Trace:
     touches = [_touch(_line(text, name, n), name, n) for n, text in enumerate(lines[1:], start=2)]
     try:
         command, runs = tuple(map(str, head["command"])), max(int(head["runs"]), 1)
-        # Settled again: a trace from elsewhere may say anything, this one keeps its promises.
+        # Settle it again, because a trace from elsewhere may break the rules, which this one must keep.
         settled = tuple(_settled(touches, most_runs=runs))
         image = check_digest(head["image"])
         return Trace(image=image, command=command, runs=runs, touches=settled)
@@ -163,18 +163,18 @@ def decode_trace(data: bytes, *, name: str) -> Trace:
 
 
 def hot_blocks(trace: Trace, tree: Tree, indexes: Sequence[LayerIndex]) -> tuple[BlockRef, ...]:
-    """Return the blocks that hold what a trace touched, each once, in the order of first touch.
+    """Return the blocks that hold the touches of a trace, each once, in the order of first touch.
 
-    What fewer than a quarter of the starts touched is left out, and files that the image lacks.
+    Touches of fewer than a quarter of the starts, and files that the image lacks, are left out.
     """
-    # One start of many may have searched through all files, which would be hot for ever.
+    # One of many starts may have searched through all files, which would otherwise stay hot for ever.
     least_runs = -(-trace.runs // 4)
     refs: dict[str, BlockRef] = {}
     for touch in trace.touches:
         if touch.runs < least_runs:
             continue
         if (node := tree.lookup(touch.path)) is None:
-            continue  # it is a hint, and may be of another image
+            continue  # the trace is a hint, and may be of another image
         index = indexes[node.layer]
         for ref in block_refs(index, _blocks_of(node, touch, index)):
             refs.setdefault(ref.digest, ref)
@@ -191,7 +191,7 @@ def _blocks_of(node: Node, touch: Touch, index: LayerIndex) -> Iterator[int]:
 
 
 def _settled(touches: Iterable[Touch], *, most_runs: int) -> Iterator[Touch]:
-    """Yield touches of which no two overlap: byte by byte runs add up, the earliest time holds."""
+    """Yield touches without overlaps: for each byte the runs add up, and the earliest time counts."""
     by_path: dict[str, list[Touch]] = {}
     for touch in touches:
         if touch.size_bytes:
@@ -201,7 +201,7 @@ def _settled(touches: Iterable[Touch], *, most_runs: int) -> Iterator[Touch]:
 
 
 def _pieces(path: str, touches: Sequence[Touch], most_runs: int) -> list[Touch]:
-    """Cut the ranges of one file where any begins or ends, and join like neighbours again."""
+    """Cut the ranges of one file at every begin and end, and join equal neighbours again."""
     found: list[Touch] = []
     for piece in _cut(path, touches, most_runs):
         last = found[-1] if found else piece
@@ -214,7 +214,7 @@ def _pieces(path: str, touches: Sequence[Touch], most_runs: int) -> list[Touch]:
 
 
 def _cut(path: str, touches: Sequence[Touch], most_runs: int) -> Iterator[Touch]:
-    """Yield what lies between two places where a range begins or ends, in order."""
+    """Yield the pieces between places where a range begins or ends, in order."""
     more_runs: defaultdict[int, int] = defaultdict(int)
     for touch in touches:
         more_runs[touch.offset] += touch.runs
@@ -232,13 +232,13 @@ def _cut(path: str, touches: Sequence[Touch], most_runs: int) -> Iterator[Touch]
         while earliest and earliest[0][1] <= start:
             heapq.heappop(earliest)
         if runs:
-            # A stranger may count a range more often than there were starts.
+            # A stranger's trace may count a range more often than there were starts.
             yield Touch(earliest[0][0], path, start, end - start, min(runs, most_runs))
 
 
 def _line(text: bytes, name: str, number: int) -> Mapping[str, Any]:
     try:
-        # A line of plain ASCII is what we write; orjson refuses only escapes of lone surrogates.
+        # Our lines are plain ASCII; orjson refuses only escapes of lone surrogates.
         value = json.loads(text) if b"\\ud" in text else orjson.loads(text)
     except (ValueError, RecursionError) as error:
         raise IntegrityError(f"trace {name}:{number}: not JSON: {error}") from error
@@ -257,7 +257,7 @@ def _touch(value: Mapping[str, Any], name: str, number: int) -> Touch:
     return Touch(at_ms, path, offset, size, max(runs, 1))
 
 
-# The trace of each one more is read before a start.
+# Each further command costs the reading of its trace before a start.
 _MOST_COMMANDS = 8
 
 
@@ -280,13 +280,13 @@ def nearest(commands: Sequence[Sequence[str]], wanted: Sequence[str]) -> int | N
 
 
 def most_run(runs: Sequence[int]) -> tuple[int, ...]:
-    """Return which commands make up three quarters of the starts of an image.
+    """Return the commands that make up three quarters of the starts of an image.
 
     Args:
         runs: Starts of each command.
 
     Returns:
-        Places, the most started first, of equals the first; no more than eight.
+        Places, the most started command first, among equals the first one; at most eight.
     """
     order = sorted(range(len(runs)), key=lambda place: (-runs[place], place))
     found, started = [], 0

@@ -41,13 +41,13 @@ WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 # The same limit as in the kernel for one path.
 _MAX_LINKS = 40
-# A path of 4095 bytes has no more parts.
+# A path of 4095 bytes cannot have more parts.
 _MAX_DEPTH = 2048
 
 
 @dataclass(slots=True, eq=False)
 class _Making:
-    """A node while layers are laid over each other."""
+    """A node during the merge of layers."""
 
     entry: Entry
     layer: int
@@ -59,10 +59,10 @@ class _Making:
 
 
 def merge(layers: Sequence[Sequence[Entry]]) -> Tree:
-    """Lay layers over each other.
+    """Merge layers into one tree.
 
     Args:
-        layers: Entries of each, lowest first, in the order of their tar.
+        layers: Entries of each layer, lowest first, in the order of their tar.
 
     Returns:
         The tree. It depends on nothing but its arguments: two nodes that merge the same
@@ -74,7 +74,7 @@ def merge(layers: Sequence[Sequence[Entry]]) -> Tree:
     """
     root = _Making(Entry(path="", kind="directory", mode=0o755), 0)
     for layer, entries in enumerate(layers):
-        # Whiteouts first, so that none of them hides what its own layer adds.
+        # Whiteouts first, so that none of them hides an entry of its own layer.
         for entry in entries:
             if _name(entry.path).startswith(WHITEOUT):
                 _hide(root, entry)
@@ -91,7 +91,7 @@ def _hide(root: _Making, entry: Entry) -> None:
         return
     if name == OPAQUE:
         parent.children.clear()
-    elif not name.startswith(WHITEOUT * 2):  # other names of that form mean nothing any more
+    elif not name.startswith(WHITEOUT * 2):  # other names of that form have no meaning any more
         parent.children.pop(name.removeprefix(WHITEOUT), None)
 
 
@@ -118,7 +118,7 @@ def _add(root: _Making, entry: Entry, layer: int) -> None:
 
 
 def _directory(root: _Making, path: str, layer: int) -> _Making:
-    """Return the directory at ``path``, made where it is missing."""
+    """Return the directory at ``path``; create it if it is missing."""
     found = _walk(root, path, make_for=layer)
     assert found is not None, "what is missing was made"
     if not found.is_directory:
@@ -130,7 +130,7 @@ def _directory(root: _Making, path: str, layer: int) -> _Making:
 
 
 def _find(root: _Making, path: str) -> _Making | None:
-    """Return what is at ``path``, its last part not followed; None where nothing is."""
+    """Return the node at ``path``, without following its last part; None if there is none."""
     parent = _walk(root, _parent(path), make_for=None)
     if not path or parent is None:
         return parent
@@ -188,7 +188,7 @@ def _frozen(root: _Making) -> Tree:
         numbers[id(node)] = len(order)
         node.children = dict(sorted(node.children.items()))
         for child in reversed(node.children.values()):
-            # The last to be put here is the first that the walk meets.
+            # The walk meets the last one that is put here first.
             if id(child) not in numbers:
                 parents[id(child)] = len(order)
             waiting.append(child)
@@ -221,23 +221,23 @@ def _parent(path: str) -> str:
 
 
 OPAQUE_ATTRIBUTE = "trusted.overlay.opaque"
-"""Says that a directory hides what lower layers have in it."""
+"""Attribute of a directory that hides the content of lower layers."""
 _OVERLAY = ("trusted.overlay.", "user.overlay.")
 
 
 def layer_tree(layers: Sequence[Sequence[Entry]], number: int) -> Tree:
-    """Return one layer of an image as overlayfs wants it.
+    """Return one layer of an image in the form that overlayfs wants.
 
     Args:
-        layers: Entries of the image's layers, lowest first; none of a layer that is not known.
-        number: Which of them is wanted, from 0.
+        layers: Entries of the image's layers, lowest first; empty for an unknown layer.
+        number: Number of the wanted layer, from 0.
 
     Returns:
-        Its tree; data lies in layer 0 of it. Laid over the trees of the layers below it, it
-        gives what ``merge`` gives.
+        Its tree, whose data is in layer 0. Stacked over the trees of the layers below it, it
+        gives the result of ``merge``.
 
     Raises:
-        IntegrityError: The layer cannot be laid out by itself: it has a hard link to a file of
+        IntegrityError: The layer cannot stand alone: it has a hard link to a file of
             a lower layer, or one of the faults of ``merge``.
     """
     parts = _parted(layers[number])
@@ -251,7 +251,7 @@ def layer_tree(layers: Sequence[Sequence[Entry]], number: int) -> Tree:
     known = ((path, _at(below, path)) for path in undescribed if not marks.hides(path))
     described = [replace(entry, path=path) for path, entry in known if entry is not None]
     deleted = [Entry(path=path, kind="character", device=(0, 0)) for path in sorted(marks.deleted)]
-    # Marks first, so that what the layer adds at a name replaces the mark there.
+    # Marks first, so that an entry of the layer replaces the mark at its name.
     return merge([[*deleted, *map(marks.marked, [*marks.bare(), *described, *parts.added])]])
 
 
@@ -262,21 +262,21 @@ class _Marks:
     deleted: frozenset[str]
     opaque: frozenset[str]
     remade: frozenset[str]
-    """Directories that were deleted and made again: opaque, and not as they were."""
+    """Directories that were deleted and created again: they are opaque, and have new attributes."""
 
     def hides(self, path: str) -> bool:
-        """Return whether what lower layers have at a path is hidden."""
-        # Asked for each path: a union of all that is hidden would be made as often.
+        """Return whether the entry of lower layers at a path is hidden."""
+        # This is asked for each path, so do not build a union of all hidden paths each time.
         if path in self.deleted or path in self.remade:
             return True
         return any(above in self.deleted or above in self.opaque for above in _parents(path))
 
     def bare(self) -> list[Entry]:
-        """Return the directories that are made anew, as they are until an entry describes them."""
+        """Return the recreated directories, in their form until an entry describes them."""
         return [Entry(path=path, kind="directory", mode=0o755) for path in sorted(self.remade)]
 
     def marked(self, entry: Entry) -> Entry:
-        """Return a directory with the mark that it hides lower ones, if it does."""
+        """Return a directory, with the mark that it hides lower ones if it does."""
         if entry.kind != "directory" or entry.path not in self.opaque:
             return entry
         return replace(entry, xattrs=(*entry.xattrs, (OPAQUE_ATTRIBUTE, b"y")))
@@ -284,24 +284,24 @@ class _Marks:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """A layer, parted into what it adds and what it takes away."""
+    """A layer, divided into its additions and its deletions."""
 
     added: tuple[Entry, ...]
     deleted: frozenset[str]
-    """Names that are taken away; some may be added again."""
+    """Deleted names; some may be added again."""
     opaque: frozenset[str]
-    """Directories whose lower content is taken away."""
+    """Directories whose lower content is deleted."""
     replaced: frozenset[str]
-    """Names that are a directory in the end, and were something else before."""
+    """Names that are a directory at the end, and were something else before."""
 
     def undescribed(self) -> list[str]:
-        """Return directories that something is put in or taken from, and that no entry describes; parents first."""
+        """Return directories with additions or deletions that no entry describes; parents first."""
         given = {entry.path for entry in self.added}
         touched = {*given, *self.deleted, *(f"{path}/." for path in self.opaque)}
         return sorted({p for path in touched for p in _parents(path)} - given)
 
     def marks(self, below: Tree) -> _Marks:
-        """Return what must be marked over lower layers."""
+        """Return the marks that are needed over lower layers."""
         made = {e.path for e in self.added if e.kind == "directory"}
         made.update(p for e in self.added for p in _parents(e.path))
         deleted = frozenset(path for path in self.deleted if below.lookup(path) is not None)
@@ -321,7 +321,7 @@ def _parted(entries: Iterable[Entry]) -> _Parts:
         if name == OPAQUE:
             opaque.add(parent)
         elif name.startswith(WHITEOUT * 2):
-            continue  # other names of that form mean nothing any more
+            continue  # other names of that form have no meaning any more
         elif name.startswith(WHITEOUT):
             deleted.add(f"{parent}/{name.removeprefix(WHITEOUT)}".lstrip("/"))
         else:
@@ -340,12 +340,12 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _at(tree: Tree, path: str) -> Entry | None:
-    """Return the directory at a path; None where there is none."""
+    """Return the directory at a path; None if there is none."""
     node = tree.lookup(path)
     return node.entry if node is not None and node.entry.kind == "directory" else None
 
 
 def _without_marks(entry: Entry) -> Entry:
-    # They could have the kernel look elsewhere than the layers say.
+    # Such attributes could make the kernel look elsewhere than the layers say.
     xattrs = tuple(pair for pair in entry.xattrs if not pair[0].startswith(_OVERLAY))
     return entry if xattrs == entry.xattrs else replace(entry, xattrs=xattrs)

@@ -1,4 +1,4 @@
-"""The one tree a container sees, as values: what ``merge`` makes of layers."""
+"""The tree that a container sees, as values: the result of ``merge``."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from snapshot.image.layer.index import Entry
 
 __all__ = ["ROOT", "Node", "Tree"]
 
-# Every kernel expects it of a root.
+# The number that every kernel expects for a root.
 ROOT = 1
 
 
@@ -19,7 +19,7 @@ class Node:
     entry: Entry
     """Entry of the uppermost layer; its path is one of the names."""
     layer: int
-    """Number of the layer its data lies in, from 0 at the bottom."""
+    """Number of the layer that holds its data, from 0 at the bottom."""
     links: int
     """Number of names; for a directory two, and one for each directory in it."""
     parent: int
@@ -45,12 +45,12 @@ class Tree:
         return self.nodes[number - 1]
 
     def child(self, number: int, name: str) -> Node | None:
-        """Return what a directory has under a name."""
+        """Return the entry of a directory under a name."""
         found = self.node(number).children.get(name)
         return None if found is None else self.node(found)
 
     def lookup(self, path: str) -> Node | None:
-        """Return what is at a path, following no symbolic link; None where nothing is."""
+        """Return the node at a path, without following symbolic links; None if there is none."""
         node: Node | None = self.nodes[0]
         for name in filter(None, path.split("/")):
             node = None if node is None else self.child(node.number, name)

@@ -1,1 +1,1 @@
-"""A merged image as a file system, and what is read of it."""
+"""A merged image as a file system, and a record of its reads."""

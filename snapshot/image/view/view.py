@@ -1,4 +1,4 @@
-"""A merged image as a read-only file system: what a container sees before its image has arrived."""
+"""A merged image as a read-only file system, which a container can use before its image has arrived."""
 
 import errno
 import os
@@ -30,7 +30,7 @@ _TYPE_OF = {
 
 
 class ImageView(BlockingFileSystem):
-    """Carries requests to the tree and to the blocks.
+    """Answers requests from the tree and the blocks.
 
     ``note`` is called with every read: number of the file, offset and bytes.
     """
@@ -51,14 +51,14 @@ class ImageView(BlockingFileSystem):
         self._indexes = indexes
         self._loader = loader
         self._note = note
-        # Half of what an overlay asks of an image: it looks for its own attributes at every file.
+        # This saves half of an overlay's requests, because it looks for its own attributes at every file.
         has_any = any(node.entry.xattrs for node in tree.nodes)
         self.unasked = frozenset(["open"] if has_any else ["open", "getxattr"])
 
     @override
     def lookup(self, parent: int, name: bytes) -> Entry:
         found = self._tree.child(parent, os.fsdecode(name))
-        # An answer of no inode, since what is not in an image now never will be.
+        # Answer with inode 0, which the kernel remembers, because an image never gets new names.
         return Entry(0, entry_timeout_s=FOREVER_S) if found is None else _entry(found)
 
     @override
@@ -85,7 +85,7 @@ class ImageView(BlockingFileSystem):
 
     @override
     def release(self, handle: int) -> None:
-        pass  # a handle is the number of its inode, so that nothing must be kept for it
+        pass  # a handle is the number of its inode, so there is nothing to release
 
     @override
     def try_read(self, handle: int, offset: int, size_bytes: int) -> Data | None:
