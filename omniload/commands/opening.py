@@ -34,7 +34,7 @@ from omniload.plan.strategies import require_balance, tags_of_samples
 from omniload.source.columns import as_binary, take, text_array
 from omniload.source.distinct.drawn_before import drawn_before
 from omniload.source.files import ShardFile
-from omniload.source.formats.format import Format, Records
+from omniload.source.formats.format import Format, Records, said_of_place
 from omniload.source.formats.opening import OpenFormat, open_shards, shards_of
 from omniload.source.index import index_folder
 from omniload.source.kept_findings import (
@@ -379,7 +379,10 @@ def _first_lengths(
         pipeline = open_pipeline(source.uncut)
         samples = pipeline.of_records(records, rows)
         bad = [] if samples.bad_N is None else rows[samples.bad_N].tolist()
-        spoilt = [f"{path}: {record_format.name_of_record(row)}: {samples.reason}" for row in bad]
+        spoilt = [
+            f"{said_of_place((path, record_format.name_of_record(row)))}: {samples.reason}"
+            for row in bad
+        ]
         if spoilt and not (skips and len(bad) < len(rows)):
             raise _unusable(name, spoilt[0], skips=skips)
         return samples.tokens.lengths_N, spoilt

@@ -212,7 +212,7 @@ def _require_no_blank_line(file: ShardFile) -> None:
         number = _first_blank_line(file)
     if number is not None:
         raise ConfigError(
-            f"{file.path}: line {number} is blank, which is a record here, and which the dataset may pass over; take "
+            f"{file.path}:{number}: is blank, which is a record here, and which the dataset may pass over; take "
             "it out"
         )
 

@@ -116,11 +116,11 @@ def parse_ranks(data: bytes, path: Path) -> dict[bytes, int]:
         # Reported here with the line, because the library panics at two tokens of one rank, and names neither.
         if (first := lines.setdefault(rank, number)) != number:
             raise ConfigError(
-                f"{path}: line {number}: rank {rank} is that of line {first} too; take another file of ranks"
+                f"{path}:{number}: rank {rank} is that of line {first} too; take another file of ranks"
             )
         if token in ranks:
             raise ConfigError(
-                f"{path}: line {number}: token {token!r:.{_SHOWN}} is that of line {lines[ranks[token]]} too; take "
+                f"{path}:{number}: token {token!r:.{_SHOWN}} is that of line {lines[ranks[token]]} too; take "
                 "another file of ranks"
             )
         ranks[token] = rank
@@ -142,7 +142,7 @@ def _parsed(line: bytes, number: int, path: Path) -> tuple[bytes, int]:
         found = b"", -1
     if not found[0] or not 0 <= found[1] <= _MOST_RANK:
         raise ConfigError(
-            f"{path}: line {number}: holds {line!r:.{_SHOWN}}, not a token in base 64 and a rank from 0 to "
+            f"{path}:{number}: holds {line!r:.{_SHOWN}}, not a token in base 64 and a rank from 0 to "
             f"{_MOST_RANK}; give the path of a file of ranks, such as cl100k_base.tiktoken"
         )
     return found

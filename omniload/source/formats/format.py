@@ -30,6 +30,7 @@ __all__ = [
     "FIRST_BYTES",
     "FIRST_RECORDS",
     "LATER_BYTES",
+    "LINE",
     "MAX_UNIT_BYTES",
     "MAX_UNIT_RECORDS",
     "Format",
@@ -45,6 +46,8 @@ __all__ = [
 
 COUNTED = "counted from "
 """Text after the number of a record in messages, before the start of the count."""
+LINE = "line "
+"""Text before the number of a record of a file of lines: it counts from 1, as editors do."""
 
 FIRST_BYTES = 1 << 20
 """Most decompressed bytes that are read for the first records of a source."""
@@ -345,8 +348,11 @@ def require_as_indexed(path: str, unit: Unit, found: int, what: str = "records")
 
 
 def said_of_place(place: tuple[str, str]) -> str:
-    """Return the text for a place from ``Format.place_of``, for a message."""
-    return ": ".join(filter(None, place))
+    """Return the text for a place from ``Format.place_of``, for a message: ``FILE:3`` for a line."""
+    path, record = place
+    if record.startswith(LINE):
+        return f"{path}:{record.removeprefix(LINE)}"
+    return f"{path}: {record}" if record else path
 
 
 def doubt_of_beside(transforms: Sequence[TransformConfig], filled: Collection[str]) -> str:

@@ -34,6 +34,7 @@ from omniload.source.formats.content import digested
 from omniload.source.formats.format import (
     FIRST_BYTES,
     LATER_BYTES,
+    LINE,
     MAX_UNIT_BYTES,
     IndexedFormat,
     Records,
@@ -146,8 +147,7 @@ class JsonlFormat(IndexedFormat):
 
     @override
     def name_of_record(self, number: int) -> str:
-        # A record is a line, and editors count lines from 1.
-        return f"line {number + 1}"
+        return f"{LINE}{number + 1}"
 
     @override
     def first_records(self) -> Records:

@@ -18,7 +18,7 @@ from typing_extensions import override
 from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged, offsets_of
 from omniload.source.columns import drained
-from omniload.source.formats.format import Records
+from omniload.source.formats.format import Records, said_of_place
 from omniload.source.parsing.nested_columns import said_of_fields, types_of
 
 __all__ = [
@@ -67,7 +67,7 @@ class RowsAt:
 def row_at(where: RowsAt | str, row: int) -> str:
     """Return the place of a row, as the beginning of a message."""
     at = where if isinstance(where, RowsAt) else RowsAt(where=where)
-    return f"{at.where}: {at.names[row] if at.names else f'{at.word} {at.first + row}'}"
+    return said_of_place((at.where, at.names[row] if at.names else f"{at.word} {at.first + row}"))
 
 
 def said_of_columns(named: Sequence[str]) -> str:

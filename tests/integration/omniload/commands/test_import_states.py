@@ -128,7 +128,7 @@ def test_a_blank_line_which_a_dataset_passes_over_is_refused(
     result = imported(state, shuffle=True)
 
     assert isinstance(result.exception, ConfigError), result.output
-    assert f"a.jsonl: line {number} is blank" in str(result.exception)
+    assert f"a.jsonl:{number}: is blank" in str(result.exception)
 
 
 def test_lines_without_a_blank_one_are_counted_however_the_file_is_cut(files, monkeypatch):

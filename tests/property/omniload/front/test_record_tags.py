@@ -208,7 +208,7 @@ LONG = "é" * (LONGEST_TAG // 2) + "!"
 @pytest.mark.parametrize(
     ("kind", "said", "value", "reason"),
     [
-        ("jsonl", {}, LONG, r"a\.jsonl: line 5: tag has 4,097 bytes of UTF-8, more than 4,096"),
+        ("jsonl", {}, LONG, r"a\.jsonl:5: tag has 4,097 bytes of UTF-8, more than 4,096"),
         ("parquet", {}, LONG, r"a\.parquet.* row 4: tag has 4,097 bytes of UTF-8"),
         ("jsonl", {}, None, r"a\.jsonl:5: 'value' is None, not a string"),
         ("parquet", {}, None, r"a\.parquet.* row 4: tag is null, and no default is given"),
@@ -217,7 +217,7 @@ LONG = "é" * (LONGEST_TAG // 2) + "!"
         ("jsonl", {"dtype": "int64"}, 2**63, r"a\.jsonl:5: .*, not an integer of 64 bits"),
         ("jsonl", {"dtype": "bool"}, 2, r"a\.jsonl:5: 'value' is 2, not a boolean, or 0 or 1"),
         ("jsonl", {"dtype": "float32"}, True, r"a\.jsonl:5: 'value' is True, not a number"),
-        ("jsonl", {"dtype": "float32"}, 1e39, r"a\.jsonl: line 5: tag holds 1e\+39, which is more"),
+        ("jsonl", {"dtype": "float32"}, 1e39, r"a\.jsonl:5: tag holds 1e\+39, which is more"),
         ("parquet", {"dtype": "float32"}, 1e39, r"a\.parquet.* row 4: tag holds 1e\+39"),
     ],
 )

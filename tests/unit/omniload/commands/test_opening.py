@@ -172,7 +172,7 @@ def test_a_first_record_that_makes_no_sample_is_told_with_its_place(tmp_path):
     with pytest.raises(ConfigError) as caught:
         find_sources(open_spec(file, dp=1, cache_dir=tmp_path / "cache"), file)
 
-    assert f"{tmp_path}/chats.jsonl: line 2: holds the text 'hello'" in str(caught.value)
+    assert f"{tmp_path}/chats.jsonl:2: holds the text 'hello'" in str(caught.value)
 
 
 @pytest.mark.parametrize(

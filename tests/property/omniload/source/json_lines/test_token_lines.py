@@ -221,7 +221,7 @@ def test_sound_lines_are_read_at_once(opened, monkeypatch):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("8]", "-8]", "line 2: holds token id -8; a token id is from 0 to 2147483647"),
+        ("8]", "-8]", "2: holds token id -8; a token id is from 0 to 2147483647"),
         ("8]", "8.5]", "2: 'ids' holds 8.5; write integers"),
         ("8]", "null]", "2: 'ids' holds None; write integers"),
         ("8]", "9223372036854775808]", "2: 'ids' holds 9223372036854775808, which is more than 64"),
@@ -231,11 +231,11 @@ def test_sound_lines_are_read_at_once(opened, monkeypatch):
             '"id"',
             "2: has no key 'ids'; it has id, kinds, lang, mask, note, score, weights",
         ),
-        ("[true, 0]", "[true]", "line 2: loss_mask has 1 values for 2 tokens"),
-        ("[true, 0]", "[true, 2]", "line 2: loss_mask holds 2, not 0 or 1"),
+        ("[true, 0]", "[true]", "2: loss_mask has 1 values for 2 tokens"),
+        ("[true, 0]", "[true, 2]", "2: loss_mask holds 2, not 0 or 1"),
         ("[true, 0]", '["a", 0]', "2: 'mask' holds 'a'; write 0 and 1, or booleans"),
         ("[0.5, 1]", "[0.5, true]", "2: 'weights' holds True; write numbers"),
-        ("[-1, 1]", "[-1, 128]", "line 2: kind holds 128, which is more than a int8 holds"),
+        ("[-1, 1]", "[-1, 128]", "2: kind holds 128, which is more than a int8 holds"),
         ("2,", '"two",', "2: 'score' holds 'two'; write numbers"),
         ('"a"', "1", "2: 'note' is 1, not a string"),
         ('"en"', "1", "2: 'lang' is 1, not a string"),

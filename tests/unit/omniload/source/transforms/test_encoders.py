@@ -156,7 +156,7 @@ def test_a_message_of_names_that_the_mix_does_not_say_makes_a_bad_record(models,
     chat = ChatTransform(type="chat", messages=NAMES)
     records = [SHARED, record, SHARED]
 
-    with pytest.raises(IntegrityError, match=f"line 2: .*{fault}.*; mend it, or"):
+    with pytest.raises(IntegrityError, match=f"jsonl:2: .*{fault}.*; mend it, or"):
         a_source(models / "plain", records, transforms=(chat,)).read(0, 3)
     block = a_source(models / "plain", records, transforms=(chat,), policy="skip").read(0, 3)
 
@@ -221,7 +221,7 @@ def test_samples_do_not_depend_on_how_they_are_read_together(models):
 def test_a_record_that_is_no_conversation_is_told_and_may_be_skipped(models, record, fault):
     folder, chats = models / "plain", conversations(2)
 
-    with pytest.raises(IntegrityError, match=f"line 2: .*{fault}"):
+    with pytest.raises(IntegrityError, match=f"jsonl:2: .*{fault}"):
         a_source(folder, [chats[0], record, chats[1]]).read(0, 3)
     block = a_source(folder, [chats[0], record, chats[1]], policy="skip").read(0, 3)
 
