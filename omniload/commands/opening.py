@@ -232,6 +232,7 @@ def _looked_at(
             _images_not_read(config, first),
             _doubt_of_conversations(source, first),
             _left_out(first, spoilt) or later,
+            first.rounded,
         )
         doubts = [f"sources.{name}: {said}" for said in every if said]
     spread, times = Spread(), 1.0

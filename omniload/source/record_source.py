@@ -87,6 +87,7 @@ class RecordSource(Source):
         )
         self._reason = ""
         """Fault of the last record that was left out; empty before the first."""
+        self._has_told_rounded = False
         self._memory, self._blocks = BlockMemory(), DecodedBlocks()
         self._files: HeldFiles | None = None
         self._sequences: tuple[object, Sequences] | None = None
@@ -306,6 +307,9 @@ class RecordSource(Source):
     def _judge(self, records: Records) -> None:
         if records.reason:
             self._tell(records.reason)
+        if records.rounded and not self._has_told_rounded:
+            self._has_told_rounded = True
+            _LOG.warning("sources.%s: %s", self.name, records.rounded, extra=ONCE)
 
     def _tell(self, reason: str) -> None:
         """Raise an error for bad records or warn of them, as ``on_error`` says. The planner limits their number."""

@@ -155,6 +155,8 @@ class Records:
     """Whether ``column`` owns its memory and has no spare room, so that a block can hold it without a copy."""
     kept_B: NDArray[np.bool_] | None = None
     """False for records that a condition of the source leaves out, ``[B]``; ``None`` if there is no condition."""
+    rounded: str = ""
+    """Where the first whole number of ``scores`` is that is kept as another one, and what to do."""
 
     @classmethod
     def of_texts(cls, texts: "list[str | None]", reason: str = "") -> Self:
@@ -176,6 +178,7 @@ class Records:
             bad_B=bad_B,
             reason=self.reason if bad_B.any() else "",
             kept_B=None if self.kept_B is None else self.kept_B[:count],
+            rounded=self.rounded,
         )
 
     def with_faults(self, faults: Mapping[int, str], place: Callable[[int], str]) -> "Records":

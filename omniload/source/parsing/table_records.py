@@ -174,6 +174,8 @@ def with_others(
             reason=reason,
             others={**records.others, LOSS_MASK if name == LABELS else name: other.column},
         )
+        if name == "scores":
+            records = replace(records, rounded=_rounded(column, records.usable_B, where))
     return records
 
 
@@ -325,6 +327,43 @@ def _fault_of_text(cell: pa.Scalar) -> str:
         return said_of_long(len(cell.as_py().encode()))
     except UnicodeDecodeError:
         return "is not UTF-8"
+
+
+def _rounded(column: pa.ChunkedArray, usable_B: NDArray[np.bool_], where: RowsAt | str) -> str:
+    """Say where the first whole number is that float32 has no place for, and that is rounded; empty where none is.
+
+    A number that stands for a thing, such as a row of a table, is another thing then, which nobody would notice.
+    """
+    row = 0
+    for chunk in column.chunks:
+        numbers, ends = chunk, np.arange(1, len(chunk) + 1)
+        if is_list(chunk.type):
+            numbers, ends = chunk.flatten(), list_offsets(chunk)[1:]
+        values_V = numbers.fill_null(0).to_numpy(zero_copy_only=False)
+        for i in np.flatnonzero(_is_rounded(values_V)).tolist():
+            at = row + int(np.searchsorted(ends, i, side="right"))
+            if usable_B[at]:
+                return (
+                    f"{row_at(where, at)}: scores holds {int(values_V[i])}, which float32 rounds to "
+                    f"{int(np.float32(values_V[i]))}, as most above 16,777,216; read texts, by "
+                    "columns: {text: COLUMN}, or write float32 where that is meant"
+                )
+        row += len(chunk)
+    return ""
+
+
+def _is_rounded(values_V: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which numbers are whole, and others as float32."""
+    if np.can_cast(values_V.dtype, np.float32):
+        return np.zeros(len(values_V), np.bool_)
+    whole_V = values_V
+    if values_V.dtype.kind == "f":
+        # Beyond 2^53 a float64 is rounded itself.
+        is_whole_V = (np.abs(values_V) < 1 << 53) & (np.rint(values_V) == values_V)
+        whole_V = np.where(is_whole_V, values_V, 0).astype(np.int64)
+    # Less its zeros at the end, in bits: float32 has 24 of them.
+    odd_V = np.abs(whole_V) // np.maximum(np.abs(whole_V & -whole_V), 1)
+    return np.asarray(odd_V >= 1 << 24)
 
 
 def fault_of_numbers(values_V: NDArray[Any], name: str, tokens: int) -> str:

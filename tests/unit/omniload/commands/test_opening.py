@@ -175,6 +175,22 @@ def test_a_first_record_that_makes_no_sample_is_told_with_its_place(tmp_path):
     assert f"{tmp_path}/chats.jsonl:2: holds the text 'hello'" in str(caught.value)
 
 
+def test_scores_that_are_rounded_are_told_of_before_a_run(tmp_path):
+    answers = pa.table({"ids": [[1], [2]], "answer": [7, 123456789]})
+    pq.write_table(answers, tmp_path / "prompts.parquet")
+    (tmp_path / "mix.yaml").write_text(
+        "version: 1\nseed: 1\n"
+        "sources: {rl: {type: parquet, path: prompts.parquet, tokens: ids, columns: {scores: answer}}}\n"
+        "mix: {stages: [{from_step: 0, weights: {rl: 1}}]}\n"
+        "pack: {length: 16}\nbatch: {tokens: 64, micro_tokens: 64, columns: [scores]}\n"
+    )
+    spec = open_spec(tmp_path / "mix.yaml", dp=1, cache_dir=tmp_path / "cache")
+
+    ((told,),) = [found.doubts for found in find_sources(spec, tmp_path / "mix.yaml")]
+
+    assert "row 1: scores holds 123456789, which float32 rounds to 123456792" in told
+
+
 @pytest.mark.parametrize(
     ("pack", "long", "said"),
     [

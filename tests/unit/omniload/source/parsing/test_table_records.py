@@ -1,5 +1,7 @@
 """Masks and scores of table sources: read beside the tokens, checked against them, left out when unused."""
 
+import re
+
 import lance
 import numpy as np
 import pyarrow as pa
@@ -103,6 +105,46 @@ def test_a_score_that_is_infinite_or_no_number_is_as_it_is_written(tmp_path):
     found = {tokens: scores for tokens, (_, scores) in by_tokens(block).items()}
     assert np.isnan(found.pop((4, 5))).all()
     assert found == {(7, 8, 9): [np.inf], (1,): [-np.inf], (6, 6, 6, 6): [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "row", "said"),
+    [
+        ([5, 2**24, 2**40, 2**24 + 1, 2**24 + 3], 3, "16777217, which float32 rounds to 16777216,"),
+        ([0.1, 1e30, 123456792.0, 0.0, 123456789.0], 4, "123456789, which float32 rounds to"),
+        ([[1.0], [2.0, -16777217.0], [], [0.5], []], 1, "-16777217, which float32 rounds to"),
+        (np.array([0, 2**63, 0, 2**63 + 1, 0], np.uint64), 3, "9223372036854775809, which float32"),
+    ],
+)
+def test_a_whole_number_of_scores_that_is_rounded_is_warned_of_once(
+    tmp_path, caplog, rewards, row, said
+):
+    """The row of a table of answers was that of another answer, and nobody was told."""
+    config = written(tmp_path, "arrow", reward=rewards)
+    source = opened(tmp_path, config.model_copy(update={"on_error": OnError(policy="skip")}))
+
+    for _ in range(2):
+        source.read(0, 5)
+
+    (told,) = caplog.messages
+    assert re.search(rf"^sources\.web: .*row {row % 2}: scores holds {said}.*text: COLUMN", told)
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        [0.1, 1e30, -(2.0**70), 0.30000000000000004, 16777216.5],
+        [0, 2**24, -(2**62), 3 * 2**40, -(2**63)],
+        np.array([0.1, 123456789, 1, 2, 3], np.float32),
+    ],
+)
+def test_scores_that_lose_no_whole_number_are_not_warned_of(tmp_path, caplog, rewards):
+    config = written(tmp_path, "parquet", reward=rewards)
+    source = opened(tmp_path, config.model_copy(update={"on_error": OnError(policy="skip")}))
+
+    source.read(0, 5)
+
+    assert not [told for told in caplog.messages if "rounds" in told]
 
 
 def test_of_two_faults_of_a_column_the_first_is_told(tmp_path):
