@@ -158,17 +158,19 @@ class RecordSource(Source):
         ]
         return joined(blocks, start, stop)
 
-    def make_tokens(self, unit: int) -> tuple[int, bool]:
+    def make_tokens(self, unit: int) -> tuple[int | None, bool]:
         """Make the tokens of all records of a unit that a run draws, and keep them in the token cache.
 
         Returns:
-            The number of tokens, 0 if the cache has them already, and whether they are in the cache now.
+            The number of tokens, ``None`` if the cache has a whole entry already, and whether it has one now.
 
         Raises:
             OmniloadError: As for ``read``.
         """
-        block, tokens, is_kept = self._decoded((unit,)), 0, True
+        block, is_kept = self._decoded((unit,)), True
+        tokens = None
         if block.filling is not None:
+            tokens = 0
             rows_R = np.flatnonzero(block.usable_R)
             for first in range(0, len(rows_R), _AT_ONCE):
                 rows_N = rows_R[first : first + _AT_ONCE]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self, cast
 
 import click
+import numpy as np
 from typing_extensions import override
 
 from omniload.actors.plane import PlaneSpec
@@ -97,6 +98,11 @@ class _Made:
     "--split",
     help="Tokenise a split that the mix holds out, in place of the documents to train on.",
 )
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Also read what the cache has, and make damaged entries again, as a power failure may leave.",
+)
 @cache_option
 @store_option
 @json_option
@@ -106,6 +112,7 @@ def tokenise(  # noqa: PLR0913 -- one for each option
     workers: int | None,
     share: tuple[int, int],
     split: str | None,
+    verify: bool,
     cache_dir: Path | None,
     store_timeout: float,
     as_json: bool,
@@ -133,7 +140,10 @@ def tokenise(  # noqa: PLR0913 -- one for each option
     find_sources(spec, file, sources_in_silence(spec.mix, store_timeout, file))
     began_s = time.monotonic()
     found = _found(spec)
-    made = _make(spec, found, share, workers or cores_here())
+    number, of = share
+    looked = [replace(each, is_kept_U=each.is_kept_U & (not verify)) for each in found]
+    stretches = [each for units in looked for each in stretches_of(units, number - 1, of)]
+    made = _make(spec, found, stretches, workers or cores_here())
     seconds = time.monotonic() - began_s
     if as_json:
         emit_json({"file": str(file), "seconds": seconds, "sources": list(map(asdict, made))})
@@ -179,26 +189,27 @@ def _found(spec: PlaneSpec) -> list[CachedUnits]:
 
 
 def _make(
-    spec: PlaneSpec, found: Sequence[CachedUnits], share: tuple[int, int], workers: int
+    spec: PlaneSpec, found: Sequence[CachedUnits], stretches: Sequence[Stretch], workers: int
 ) -> list[_Made]:
-    """Have processes make units, and return the results for each source.
+    """Have units looked for, and made, by processes, and return what became of those of each source.
 
     Raises:
         OmniloadError: A source cannot be read, the cache is full, or a process was lost.
     """
-    number, of = share
-    stretches = [each for units in found for each in stretches_of(units, number - 1, of)]
     made, tokens = dict.fromkeys(spec.mix.names, 0), dict.fromkeys(spec.mix.names, 0)
+    kept = {each.source: _kept_beside(each, stretches) for each in found}
     with progress("tokenising units", sum(len(each.units) for each in stretches)) as advance:
         for source, count in _units_made(spec, stretches, workers):
-            made[source] += 1
-            tokens[source] += count
+            # What is kept and whole is none that was made: it was to be looked at, or a run made it meanwhile.
+            kept[source] += count is None
+            made[source] += count is not None
+            tokens[source] += count or 0
             advance(1)
     return [
         _Made(
             source=each.source,
             units=len(each.units_U),
-            kept_before=int(each.is_kept_U.sum()),
+            kept_before=kept[each.source],
             made=made[each.source],
             tokens=tokens[each.source],
             why=each.why,
@@ -207,10 +218,16 @@ def _make(
     ]
 
 
+def _kept_beside(units: CachedUnits, stretches: Sequence[Stretch]) -> int:
+    """Return how many units of a source are kept, by their names, beside those of stretches."""
+    asked = [unit for each in stretches if each.source == units.source for unit in each.units]
+    return int(units.is_kept_U[~np.isin(units.units_U, asked)].sum())
+
+
 def _units_made(
     spec: PlaneSpec, stretches: Sequence[Stretch], workers: int
-) -> Iterator[tuple[str, int]]:
-    """Yield the source and the number of tokens of each unit when it is kept."""
+) -> Iterator[tuple[str, int | None]]:
+    """Yield the source and the tokens of each unit as it is kept; ``None`` of one that was, and is whole."""
     left, limit_s = deque(stretches), spec.mix.runtime.stuck_after
     with ExitStack() as held:
         busy: dict[Connection, _Worker] = {}
@@ -277,8 +294,8 @@ class _Worker:
         """Whether units of its stretch are still to come."""
         return self._at < len(self.stretch.units)
 
-    def heard(self) -> int:
-        """Return the number of tokens of the unit just made; raise the error of the process."""
+    def heard(self) -> int | None:
+        """Return the tokens of a unit that it has made, ``None`` of one that was kept; raise what went wrong there."""
         try:
             found = self.pipe.recv()
         except (EOFError, OSError) as error:
@@ -286,7 +303,7 @@ class _Worker:
         if isinstance(found, OmniloadError):
             raise found
         self._at, self.heard_s = self._at + 1, time.monotonic()
-        return int(found)
+        return cast("int | None", found)
 
     def require_heard(self, limit_s: float) -> None:
         """Refuse to wait any longer for a unit."""
@@ -340,8 +357,8 @@ class _Opened:
         self._caches: Caches | None = None
         self._source: RecordSource | None = None
 
-    def tokens_of(self, name: str, unit: int) -> int | OmniloadError:
-        """Make and keep the tokens of a unit; return their number, or the error."""
+    def tokens_of(self, name: str, unit: int) -> int | OmniloadError | None:
+        """Keep the tokens of a unit; return how many were made, ``None`` if it was kept, or what went wrong."""
         try:
             if self._source is None or self._source.name != name:
                 self._source = self._open(name)

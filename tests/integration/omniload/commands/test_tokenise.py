@@ -130,6 +130,25 @@ def test_what_is_kept_is_passed_over_and_what_was_lost_is_made_anew(file):
     assert entries(file) == before
 
 
+def test_what_is_damaged_is_found_and_made_anew_where_that_is_asked_for(file):
+    """A unit counted as kept for its name alone, and each run made its tokens anew."""
+    count = sum(each["made"] for each in made(file).values())
+    sound = {path: path.read_bytes() for path in entries(file)}
+    empty, cut, other = sorted(sound)[::5][:3]
+    empty.write_bytes(b"")
+    cut.write_bytes(sound[cut][:-40])
+    other.write_bytes(sound[other][:-40] + bytes(40))
+
+    shares = [made(file, "--verify", "--share", f"{number}/2") for number in (1, 2)]
+
+    assert sum(each["made"] for share in shares for each in share.values()) == 3
+    assert {left for share in shares for left in left_of(share).values()} == {0}
+    assert {path: path.read_bytes() for path in entries(file)} == sound
+    again = made(file, "--verify")
+    assert sum(each["kept_before"] for each in again.values()) == count
+    assert sum(each["made"] for each in again.values()) == 0
+
+
 def test_hosts_make_a_share_each(file):
     shares = [made(file, "--share", f"{number}/3") for number in (3, 1, 2)]
 
