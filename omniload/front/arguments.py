@@ -15,14 +15,12 @@ from omniload.batch.microbatch import Batch, rows_of
 from omniload.front.batches.rows import Labels
 from omniload.front.launch import group_of_torch
 from omniload.front.spec import Runtime
-from omniload.mix.journal.times import require_seconds
 from omniload.mix.other_states import refuse_others
 from omniload.mix.runtime import RuntimeConfig
 
 __all__ = [
     "check_choices",
     "check_first",
-    "check_observed",
     "check_steps_left",
     "refuse_images_by_mesh",
     "require_finite",
@@ -267,46 +265,3 @@ def refuse_images_by_mesh() -> NoReturn:
         "images are dealt to ranks by their numbers on the mesh, which is not numbered along dp and cp, and "
         "other ranks would have no numbers; number the mesh as init_device_mesh does, dp before cp"
     )
-
-
-def check_observed(  # noqa: PLR0913, PLR0917 -- the same parameters as ``observe``
-    losses: object,
-    document_losses: object,
-    source: object,
-    loss: object,
-    reward: object,
-    labels: object,
-    rewards: object,
-    seconds: object,
-) -> float | None:
-    """Refuse observations that are missing or exclude each other; return the seconds as a number.
-
-    Raises:
-        ConfigError: The message says what is wrong, and what to give.
-    """
-    if all(each is None for each in (losses, document_losses, loss, reward, rewards, seconds)):
-        raise ConfigError("observe is given no losses, rewards or seconds; give one of them")
-    if source is None and (reward is not None or labels is not None):
-        raise ConfigError(
-            "observe got a reward, or labels, without a source; name the source, or give the rewards "
-            "of all answers as rewards=[K, G]"
-        )
-    if source is not None and not isinstance(source, str):
-        raise ConfigError(f"source is {source!r:.80}; give the name of one, as source_names has it")
-    if source is not None and loss is None and reward is None:
-        raise ConfigError(
-            f"observe is given the source {source!r}, but no loss or reward; give one"
-        )
-    told = [
-        losses is not None,
-        document_losses is not None,
-        loss is not None and losses is not loss,
-    ]
-    if sum(told) > 1 or (source is not None and (told[0] or told[1])):
-        raise ConfigError(
-            "observe is given losses in two ways, which would count twice; give one of losses, document_losses and "
-            "loss, the last of them for a source too"
-        )
-    if labels is not None:
-        require_whole("labels", labels, least=1)
-    return None if seconds is None else require_seconds(seconds)

@@ -1,4 +1,4 @@
-"""How batches are handed to a training loop: as which arrays, and copied in advance to the loop's device.
+"""How batches are handed to a training loop: as which arrays, copied to its device ahead of it; what it tells of them.
 
 ::
 
@@ -15,14 +15,20 @@ from dataclasses import dataclass
 from logging import DEBUG, WARNING
 from typing import Any
 
+from omniload.base.errors import ConfigError
 from omniload.base.log import get_logger
 from omniload.batch.arrays import Arrays, SideStream
+from omniload.batch.losses import means_of_source
 from omniload.batch.microbatch import Batch
 from omniload.batch.stages import Stage, own_part
-from omniload.front.batches.rows import Fields, Labels
+from omniload.front.arguments import require_whole, warn_of_no_label
+from omniload.front.batches.rows import Fields, Labels, PackedRows
 from omniload.front.batches.training_batch import TrainingBatch
+from omniload.mix.edits.sources import require_known
+from omniload.mix.journal.notes import RunNotes
+from omniload.mix.journal.times import require_seconds
 
-__all__ = ["BatchForm", "CopyAhead"]
+__all__ = ["BatchForm", "CopyAhead", "Observed", "Observer"]
 
 _LOG = get_logger(__name__)
 
@@ -115,3 +121,143 @@ class CopyAhead:
     def drop(self) -> None:
         """Discard the copies under way, because the loader continues at another step or as another rank."""
         self._ahead = self._last = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Observed:
+    """What a loop tells of some rows, as ``Loader.observe`` is given it.
+
+    Raises:
+        ConfigError: Some of it excludes other, or there is none.
+    """
+
+    losses: object
+    document_losses: object
+    source: str | None
+    loss: object
+    reward: object
+    labels: int | None
+    rewards: object
+    seconds: object
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be told."""
+        of_rows = [each is not None for each in (self.losses, self.document_losses)]
+        means = [each is not None for each in (self.loss, self.reward)]
+        if not any((*of_rows, *means, self.rewards is not None, self.seconds is not None)):
+            raise ConfigError("observe is given no losses, rewards or seconds; give one of them")
+        if self.source is None and (self.reward is not None or self.labels is not None):
+            raise ConfigError(
+                "observe got a reward, or labels, without a source; name the source, or give the rewards "
+                "of all answers as rewards=[K, G]"
+            )
+        if not isinstance(self.source, str | None):
+            raise ConfigError(
+                f"source is {self.source!r:.80}; give the name of one, as source_names has it"
+            )
+        if self.source is not None and not any(means):
+            raise ConfigError(
+                f"observe is given the source {self.source!r}, but no loss or reward; give one"
+            )
+        if sum((*of_rows, means[0])) > 1 or (self.source is not None and any(of_rows)):
+            raise ConfigError(
+                "observe is given losses in two ways, which would count twice; give one of losses, document_losses "
+                "and loss, the last of them for a source too"
+            )
+        if self.labels is not None:
+            require_whole("labels", self.labels, least=1)
+        if self.seconds is not None:
+            require_seconds(self.seconds)
+
+    @property
+    def row_losses(self) -> object:
+        """Losses of the rows, by label, row or all of them; ``None`` where they are of documents or a source."""
+        return self.loss if self.source is None and self.losses is None else self.losses
+
+    @property
+    def sums(self) -> list[str]:
+        """What of it is summed, as a message calls it."""
+        means = {"loss": self.loss, "reward": self.reward} if self.source is not None else {}
+        found = [f"the {of} of {self.source}" for of, told in means.items() if told is not None]
+        if self.row_losses is not None or self.document_losses is not None:
+            found.append("losses")
+        return found + ["rewards"] * (self.rewards is not None)
+
+
+class Observer:
+    """Notes what a loop tells of the batch that it was handed last: each thing once.
+
+    Losses and rewards are summed where policies go by them: what is told again, as of each microbatch of a batch that
+    it was told of as a whole, would count again. Times are measurements, of which each counts.
+    """
+
+    def __init__(self, notes: RunNotes | None) -> None:
+        """Note in the folder of a run; ``None`` keeps nothing, and checks all the same."""
+        self.notes = notes
+        self.handed: TrainingBatch | None = None
+        """What is told of where no rows are named; ``None`` before the first and behind the last."""
+        self._told: dict[tuple[str, int], object] = {}
+        """Rows that something was told of, by that: they are held, for others would have their number."""
+        self._silent_is_told = False
+
+    def begin(self, batch: TrainingBatch | None) -> None:
+        """A batch is handed out, of which nothing was told; ``None`` for no other."""
+        self.handed = batch
+        self._told.clear()
+
+    def note(self, step: int, rows: PackedRows, names: Sequence[str], told: Observed) -> None:
+        """Note what is told of rows of a step; nothing of it where some is refused.
+
+        Args:
+            step: The step.
+            rows: Its batch, or one of its microbatches.
+            names: Names of the sources, by number.
+            told: What is told.
+
+        Raises:
+            ConfigError: It has another shape than what it is of, there is no such source, or it was told before.
+        """
+        self._require_new(step, rows, told)
+        got = {} if told.rewards is None else rows.rewards_of_sources(told.rewards)
+        counts = True
+        if told.source is not None:
+            counts = self._note_source(step, rows, names, told)
+        elif told.row_losses is not None or told.document_losses is not None:
+            found = rows.losses_by_document(told.row_losses, document_losses=told.document_losses)
+            if self.notes is not None:
+                of_pieces = names, found.keys_K4, found.sums_K, found.labels_K
+                self.notes.losses.add(step, *of_pieces, over=found.over, columns=found.columns)
+        if self.notes is not None and told.rewards is not None:
+            self.notes.rewards.add(step, {names[source]: each for source, each in got.items()})
+        if self.notes is not None and told.seconds is not None:
+            self.notes.times.add(step, *rows.work(), require_seconds(told.seconds))
+        if counts:
+            self._told |= {(what, id(part)): part for what in told.sums for part in rows.parts()}
+
+    def _require_new(self, step: int, rows: PackedRows, told: Observed) -> None:
+        parts = rows.parts()
+        for what in told.sums:
+            if again := sum((what, id(part)) in self._told for part in parts):
+                raise ConfigError(
+                    f"observe is given {what} of step {step} again, of {again} of {len(parts)} microbatches, which "
+                    "would count twice; tell it once of the batch, or once of each of its microbatches, by "
+                    "observe(rows, ...)"
+                )
+
+    def _note_source(
+        self, step: int, rows: PackedRows, names: Sequence[str], told: Observed
+    ) -> bool:
+        """Note the means of a source; tell whether they count: without a label in the rows they do not."""
+        assert told.source is not None, "it is told of"
+        means = means_of_source(told.loss, told.reward)
+        require_known([told.source], names)
+        found = rows.losses_by_document(0.0)
+        own, first = found.of_source(names.index(told.source))
+        if not (count := own if told.labels is None else told.labels) and not self._silent_is_told:
+            self._silent_is_told = True
+            warn_of_no_label(step, told.source)
+        if self.notes is not None and count:
+            # What is of the whole step counts once; what is of these rows, once by each cp peer that has labels.
+            told_of = (first, found.columns) if told.labels is None else (None, None)
+            self.notes.add_means(step, told.source, means, count, *told_of)
+        return count > 0

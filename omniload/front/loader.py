@@ -15,24 +15,20 @@ from omniload.base.concurrency.held_signals import SignalsHeld
 from omniload.base.concurrency.turns import EachBatch, ask_in_turn
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import Json, JsonObject
-from omniload.batch.losses import means_of_source
 from omniload.client import Client
 from omniload.front.arguments import (
     check_first,
-    check_observed,
     check_steps_left,
     refuse_images_by_mesh,
     require_rank,
     state_from,
     warn_of_empty_loop,
     warn_of_no_batch,
-    warn_of_no_label,
 )
 from omniload.front.batches.rows import PackedRows
 from omniload.front.batches.training_batch import TrainingBatch
-from omniload.front.delivery import BatchForm, CopyAhead
+from omniload.front.delivery import BatchForm, CopyAhead, Observed, Observer
 from omniload.front.spec import MixFacts
-from omniload.mix.edits.sources import require_known
 from omniload.mix.journal.notes import RunNotes
 
 __all__ = ["Loader", "OpenClient"]
@@ -79,7 +75,7 @@ class Loader:
         state: Mapping[str, Json] | None = None,
         notes: RunNotes | None = None,
     ) -> None:
-        self._facts, self._notes = facts, notes
+        self._facts, self._observer = facts, Observer(notes)
         self._open_client, self._form, self._state = open_client, form, state_from(state)
         stream = None if form.device is None else form.arrays.side_stream(form.device)
         self._ahead = None if stream is None else CopyAhead(form, stream)
@@ -103,8 +99,7 @@ class Loader:
         self._client: Client | None = None
         self._stack = ExitStack()
         self._dropped: weakref.finalize[..., Loader] | None = None
-        self._closed = self._first_is_checked = self._silent_is_told = False
-        self._handed: TrainingBatch | None = None  # what ``observe`` uses if no rows are given
+        self._closed = self._first_is_checked = False
         self._take_back: Callable[[], None] | None = None
         self._pid, self._loops_ended = os.getpid(), 0
         self._turn, self._one_opens = threading.RLock(), threading.RLock()
@@ -143,8 +138,10 @@ class Loader:
         client = self._open_once()
         batch = client.wait_for_batch(timeout)
         if batch is None:
-            self._handed = None  # the batch may be on a device whose memory an evaluation needs
-            # This does not apply to a rank that joins a plane at its end, because that rank begins at a later step.
+            self._observer.begin(
+                None
+            )  # the last may lie on a device, which an evaluation wants for itself
+            # Not of a rank that joins a plane at its end: it begins at a later step.
             if self._state is None and not self.next_step and not self._first_is_checked:
                 self._first_is_checked = True
                 warn_of_no_batch()
@@ -159,8 +156,9 @@ class Loader:
         # The batch is handed out only once it is made. If making it fails or is interrupted, it remains the next batch.
         back = partial(client.take_back, batch)
         client.hand_out()
-        take_back.append(back)  # no call may come between the two
-        self._handed, self._take_back = handed, back
+        take_back.append(back)  # no call between the two
+        self._take_back = back
+        self._observer.begin(handed)
         if self._ahead is not None:
             # This comes after the batch is handed out, so that its step does not wait for the copies of the next.
             self._ahead.begin(client.peek())
@@ -176,7 +174,8 @@ class Loader:
 
     def take_back(self) -> None:
         """Make the last batch the next one again, because its loop ended before using it."""
-        back, self._take_back, self._handed = self._take_back, None, None
+        back, self._take_back = self._take_back, None
+        self._observer.begin(None)
         if back is not None:
             back()
 
@@ -213,51 +212,27 @@ class Loader:
                 ``balance.fit_every`` and ``omniload mix show`` fit the cost of documents to it.
 
         Raises:
-            ConfigError: Values have a wrong shape, none or several that exclude each other are given, the source does
-                not exist, or no batch was handed out.
+            ConfigError: Values have a wrong shape, none or several that exclude each other are given, rows were
+                reported before, the source does not exist, or no batch was handed out.
             StateError: The loader is closed.
         """
-        losses = loss if source is None and losses is None else losses
-        given = losses, document_losses, source, loss, reward, labels, rewards, seconds
-        took_s = check_observed(*given)
+        told = Observed(
+            losses=losses,
+            document_losses=document_losses,
+            source=source,
+            loss=loss,
+            reward=reward,
+            labels=labels,
+            rewards=rewards,
+            seconds=seconds,
+        )
         if self._closed:
             raise StateError("the loader is closed; observe a batch before that")
-        if (rows := self._handed if rows is None else rows) is None:
+        if (rows := self._observer.handed if rows is None else rows) is None:
             raise ConfigError("observe tells of the batch handed out last; ask for one first")
-        # Of the batch handed out last. Everything is checked even if nothing is kept, so that a trial reports mistakes.
-        step = 0 if self._notes is None else self._open_once().next_step - 1
-        got = {} if rewards is None else rows.rewards_of_sources(rewards)
-        if source is not None:
-            self._note_source(step, rows, source, means_of_source(loss, reward), labels)
-        elif losses is not None or document_losses is not None:
-            found = rows.losses_by_document(losses, document_losses=document_losses)
-            if self._notes is not None:
-                told = self.source_names, found.keys_K4, found.sums_K, found.labels_K
-                self._notes.losses.add(step, *told, over=found.over, columns=found.columns)
-        # Rewards come last: if a call is refused for its losses and made again, its rewards count once.
-        if rewards is not None and self._notes is not None:
-            self._notes.rewards.add(step, {self.source_names[s]: r for s, r in got.items()})
-        if took_s is not None and self._notes is not None:
-            self._notes.times.add(step, *rows.work(), took_s)
-
-    def _note_source(
-        self,
-        step: int,
-        rows: PackedRows,
-        source: str,
-        means: tuple[float | None, float | None],
-        labels: int | None,
-    ) -> None:
-        require_known([source], self.source_names)
-        found = rows.losses_by_document(0.0)
-        own, first = found.of_source(self.source_names.index(source))
-        if not (count := own if labels is None else labels) and not self._silent_is_told:
-            self._silent_is_told = True
-            warn_of_no_label(step, source)
-        if self._notes is not None and count:
-            # A mean of the whole step counts once. A mean of these rows counts once for each cp peer that has labels.
-            told_of = (first, found.columns) if labels is None else (None, None)
-            self._notes.add_means(step, source, means, count, *told_of)
+        # Of the batch handed out last. All is checked even where nothing is kept: a try-out is told of wrong ones too.
+        step = 0 if self._observer.notes is None else self._open_once().next_step - 1
+        self._observer.note(step, rows, self.source_names, told)
 
     def state_dict(self) -> JsonObject:
         """Return the state after the batches handed out so far, as plain JSON; empty at the start of a new run."""
@@ -350,7 +325,8 @@ class Loader:
             self._dropped.detach()
         # The references are dropped first: even if closing raises an error, the next batch opens a new plane.
         stack, self._stack, self._client = self._stack, ExitStack(), None
-        self._handed = self._take_back = None
+        self._take_back = None
+        self._observer.begin(None)
         with SignalsHeld(to_the_end=True):
             stack.close()
 

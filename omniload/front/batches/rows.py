@@ -275,6 +275,10 @@ class PackedRows:
         sources_K = np.array([piece.key[0] for piece in self.pieces()], np.int64)
         return rewards_of_sources(sources_K, checked_rewards(rewards, len(sources_K)))
 
+    def parts(self) -> Sequence[Microbatch | CpSlice]:
+        """Return the rows of the data plane that they are: of a batch those of each of its microbatches."""
+        return self._parts
+
     @property
     def label_form(self) -> Labels:
         """Whether a label is the next token or the token itself."""

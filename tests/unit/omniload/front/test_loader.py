@@ -626,6 +626,72 @@ def test_losses_of_rows_documents_sources_and_all_are_kept_each_as_what_it_is(ob
     assert rewards == {"code": SourceRewards(reward=0.25 * 9, labels=9)}
 
 
+class TwoMicrobatches(FakeClient):
+    """A piece of each of two sources in each of two microbatches."""
+
+    def wait_for_batch(self, timeout=None):
+        parts = tuple(
+            a_microbatch([[(0, 4, i, 0, 4, 4), (1, 4, i, 0, 3, 3)]], length=8) for i in range(2)
+        )
+        batch = super().wait_for_batch(timeout)
+        return None if batch is None else replace(batch, microbatches=parts)
+
+
+@pytest.fixture(params=[True, False], ids=["kept", "nowhere"])
+def accumulating(request, tmp_path):
+    facts = MixFacts(names=("code", "web"))
+    notes = RunNotes(tmp_path, 0) if request.param else None
+    form = BatchForm(arrays=NumpyArrays())
+    with Loader(lambda *_: TwoMicrobatches(None), form, facts, notes=notes) as loader:
+        yield loader
+
+
+@pytest.mark.parametrize(
+    ("told", "what"),
+    [
+        ({"losses": [1.0]}, "losses"),
+        ({"document_losses": [1.0, 2.0]}, "losses"),
+        ({"loss": 1.0}, "losses"),
+        ({"source": "web", "loss": 1.0}, "the loss of web"),
+        ({"source": "web", "reward": 1.0, "labels": 9}, "the reward of web"),
+        ({"rewards": [[1, 0]] * 2}, "rewards"),
+    ],
+)
+def test_what_was_told_of_rows_is_refused_when_it_is_told_again(accumulating, told, what):
+    """It counted twice, and a mean of one microbatch, told without its rows, was that of all."""
+    for _ in range(2):  # of each batch anew
+        batch = accumulating.next_batch()
+        first, second = batch.microbatches
+        accumulating.observe(first, **told)
+        accumulating.observe(second, seconds=0.5, **told)
+        accumulating.observe(second, seconds=0.5)  # a time is a measurement
+        for rows in batch.microbatches:
+            with pytest.raises(ConfigError, match=rf"given {what} of step .* again, of 1 of 1"):
+                accumulating.observe(rows, **told)
+
+    accumulating.next_batch()
+    accumulating.observe(source="code", loss=1.0, reward=2.0)
+    with pytest.raises(ConfigError, match=r"the reward of code of step .* again, of 2 of 2 micro"):
+        accumulating.observe(source="code", reward=1.0)
+    accumulating.observe(loss=1.0)
+    with pytest.raises(ConfigError, match=r"losses of step .*, of 2 of 2 .*observe\(rows, "):
+        accumulating.observe(loss=2.0)
+
+
+def test_what_was_refused_may_be_told_as_it_should_be(observed, tmp_path):
+    observed.next_batch()
+    with pytest.raises(ConfigError, match="have shape"):
+        observed.observe(losses=[1.0], rewards=[[1, 0]] * 3)
+
+    observed.observe(losses=[1.0, 2.0], rewards=[[1, 0]] * 3)
+    with pytest.raises(ConfigError, match="again"):
+        observed.observe(rewards=[[1, 0]] * 3)
+
+    rewards, _ = rewards_by_source(tmp_path, 0)
+    assert sum(each.groups for each in rewards.values()) == 3
+    assert len(losses_of_step(tmp_path, 0).pieces) == 3
+
+
 class Shared(Observed):
     """One of two cp peers of these rows."""
 
