@@ -95,7 +95,9 @@ class Loader:
         """Whether this rank, the first with labels, reports for its peers along tp, pp and ep with the same batches."""
         self.num_ranks = facts.num_ranks
         """Number of ranks along dp, each of which gets different samples."""
-        # Nothing is opened here, because each of several ranks would wait in its constructor for the others.
+        self.peers = facts.peers
+        """Numbers of the ranks along tp, pp and ep that have the same batches, this one among them; none without."""
+        # Nothing is opened here: each of several ranks would wait in its constructor for the others.
         self._client: Client | None = None
         self._stack = ExitStack()
         self._dropped: weakref.finalize[..., Loader] | None = None

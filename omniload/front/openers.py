@@ -44,8 +44,11 @@ _TORCH = "trainer_integration.loader.torch_arrays"
 """Adapters for torch, imported by name because this package imports none of the packages above it."""
 _PEERS = "trainer_integration.loader.torch_peers"
 _EXCHANGE = "trainer_integration.loader.torch_exchange"
-_PARTS = {"peers_of": _PEERS, "all_peers": _PEERS, "exchange_of": _EXCHANGE}
-"""Modules of the parts that ``_TORCH`` does not have, by name."""
+_PARTS = {
+    **dict.fromkeys(("peers_of", "all_peers"), _PEERS),
+    **dict.fromkeys(("exchange_of", "exchange_among"), _EXCHANGE),
+}
+"""Where parts are that are not there."""
 _OPENED = itertools.count()
 """Counter of planes that this process has opened or joined; the n-th plane is the same on every rank."""
 _WORKERS = 2

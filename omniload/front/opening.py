@@ -172,6 +172,7 @@ def _loader_of(
         num_steps=spec.num_steps,
         repeats=spec.mix.mix.stop == "never",
         num_ranks=spec.tree.size_of("dp"),
+        peers=open_client.place.peers if isinstance(open_client, OpenTogether) else (),
         is_alone=isinstance(open_client, OpenAlone),
         assumed_alone=assumed_alone,
     )

@@ -95,7 +95,9 @@ class MixFacts:
     first_step: int = 0
     """First step without a state."""
     num_ranks: int = 1
-    """Number of ranks along dp."""
+    """Ranks along dp."""
+    peers: tuple[int, ...] = ()
+    """Numbers of the ranks that take the same batch, this one among them; none where it has no peers."""
     is_alone: bool = False
     """Whether the plane serves this process alone, so that it ends when the loader is garbage-collected."""
     assumed_alone: bool = False

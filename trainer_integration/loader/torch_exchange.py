@@ -18,7 +18,7 @@ from omniload.base.units import counted
 from omniload.front.sampling.exchange import Exchange
 from trainer_integration.loader.gloo_groups import GlooGroup, met_group
 
-__all__ = ["TorchExchange", "exchange_of"]
+__all__ = ["TorchExchange", "exchange_among", "exchange_of"]
 
 _SHOWN = 8
 """Most ranks named in a message."""
@@ -119,9 +119,22 @@ def exchange_of(process_group: dist.ProcessGroup | None, timeout_s: float) -> To
     Raises:
         UnavailableError: A rank does not come.
     """
+    return exchange_among(dist.get_process_group_ranks(process_group or _world()), timeout_s)
+
+
+def _world() -> dist.ProcessGroup:
     world = dist.group.WORLD
     assert world is not None, "whoever asks has looked"
-    ranks = sorted(dist.get_process_group_ranks(process_group or world))
+    return world
+
+
+def exchange_among(numbers: Sequence[int], timeout_s: float) -> TorchExchange:
+    """Return an exchange among ranks of the job, by their numbers in it, which all of them ask for here.
+
+    Raises:
+        UnavailableError: A rank does not come.
+    """
+    ranks, world = sorted(numbers), _world()
     made, rank = (world, tuple(ranks)), dist.get_rank()
     name = f"omniload/exchange/{_EXCHANGES[made]}"
     try:

@@ -35,13 +35,15 @@ __all__ = [
     "Kind",
     "event_of",
     "exchange_for",
+    "exchange_of_peers",
     "passed_on",
     "report_of",
     "shown_by",
 ]
 
-Kind = Literal["round", "replayed round", "journal", "groups"]
-"""Kind of an exchange: rewards of a step, its prompts alone, earlier decisions, or groups that go to other ranks."""
+Kind = Literal["round", "replayed round", "journal", "groups", "answers"]
+"""What is exchanged: rewards of a step, its prompts alone, what was decided before, groups that go to other ranks, and
+answers to prompts that several ranks share."""
 END: Mapping[str, Any] = {"step": None}
 """Report of a rank whose data has ended."""
 _FEWEST_ANSWERS = 2
@@ -108,13 +110,37 @@ def _found(num_ranks: int, process_group: object, timeout_s: float) -> Exchange:
     return found
 
 
+def exchange_of_peers(
+    ranks: Sequence[int], exchange: Exchange | None, timeout_s: float
+) -> Exchange:
+    """Return the exchange of ranks that share their prompts: the one given, torch's, or of one rank.
+
+    Raises:
+        ConfigError: It is of other ranks.
+        UnavailableError: The other ranks do not come.
+    """
+    if exchange is None:
+        found: Exchange = (
+            torch_part("exchange_among")(ranks, timeout_s) if ranks else AloneExchange()
+        )
+        return found
+    if ranks and exchange.size != len(ranks):
+        raise ConfigError(
+            f"{counted(len(ranks), 'rank')} along tp, pp and ep share their prompts, and peers= is among "
+            f"{exchange.size}; give the exchange of those, {list(ranks)}"
+        )
+    return exchange
+
+
 @dataclass(frozen=True, slots=True)
 class JsonExchange:
     """Exchanges JSON objects among ranks that sample with the same settings."""
 
     exchange: Exchange
     settings: Mapping[str, Any]
-    """Arguments that must be the same on all ranks: with others, each rank would arrive at other batches."""
+    """Arguments that all ranks are to have given alike: by others they would come to other batches, each by itself."""
+    ranks: Sequence[int] = ()
+    """Numbers of the ranks in the job, for messages; by default their places."""
 
     def gather(
         self, kind: Kind, batch: int, make: Callable[[], Mapping[str, Any]]
@@ -147,9 +173,11 @@ class JsonExchange:
         parts = self.exchange.all_gather(part)
         if failed is not None:
             raise failed
-        return [self._checked(rank, part, kind, batch) for rank, part in enumerate(parts)]
+        return [self._checked(place, part, kind, batch) for place, part in enumerate(parts)]
 
-    def _checked(self, rank: int, part: bytes, kind: Kind, batch: int) -> Mapping[str, Any]:
+    def _checked(self, place: int, part: bytes, kind: Kind, batch: int) -> Mapping[str, Any]:
+        names = self.ranks or range(self.exchange.size)
+        rank, me = names[place], names[self.exchange.rank]
         try:
             found = orjson.loads(part)
             if "failed" in found:
@@ -165,12 +193,12 @@ class JsonExchange:
             others = {name: each for name, each in theirs.items() if each != self.settings[name]}
             mine = {name: self.settings[name] for name in others}
             raise ConfigError(
-                f"the sampler of rank {rank} has {others}, and that of rank {self.exchange.rank} {mine}; give all "
+                f"the sampler of rank {rank} has {others}, and that of rank {me} {mine}; give all "
                 "ranks the same, groups= those over all ranks"
             )
         if (found["kind"], found["batch"]) != (kind, batch):
             raise StateError(
-                f"rank {rank} gives the {found['kind']} of batch {found['batch']}, and rank {self.exchange.rank} the "
+                f"rank {rank} gives the {found['kind']} of batch {found['batch']}, and rank {me} the "
                 f"{kind} of batch {batch}; ask for every batch on all ranks, all with a rollout or all without, and "
                 "load one state on all"
             )

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Protocol, assert_never
+from typing import Any, assert_never
 
 from omniload.base.concurrency.turns import EachBatch, ask_in_turn
 from omniload.base.errors import ConfigError, StateError
@@ -27,6 +26,7 @@ from omniload.front.sampling.exchange import (
     Kind,
     event_of,
     exchange_for,
+    exchange_of_peers,
     passed_on,
     report_of,
     shown_by,
@@ -35,7 +35,10 @@ from omniload.front.sampling.values import (
     Group,
     GroupBatch,
     Prompt,
+    PromptLoader,
+    Rollout,
     SamplerState,
+    group_from,
     group_json,
     groups_of,
     prompts_of,
@@ -59,35 +62,11 @@ from omniload.mix.journal.groups import BatchDecision, GroupJournal, Surplus
 from omniload.mix.journal.rewards import RewardLog
 from omniload.plan.groups.dealing import EVERYBODY
 
-__all__ = ["DynamicSampler", "PromptLoader", "Rollout", "RoundLimitError"]
-
-Rollout = Callable[[list[Prompt]], Any]
-"""Function from prompts to ``Rollouts``, or to rewards ``[N, G]`` alone."""
+__all__ = ["DynamicSampler", "RoundLimitError"]
 
 
 class RoundLimitError(ConfigError):
     """This many steps of prompts gave too few groups whose answers differ. Another call draws as many more."""
-
-
-class PromptLoader(Protocol):
-    """The part of a ``Loader`` that the sampler uses."""
-
-    source_names: tuple[str, ...]
-    run_dir: Path | None
-    num_ranks: int
-    leads: bool
-
-    def next_batch(self) -> Any:  # noqa: ANN401 -- a TrainingBatch, or an object with its step and pieces
-        """Return the prompts of the next step, ``None`` when the data has ended."""
-        ...
-
-    def state_dict(self) -> JsonObject:
-        """Return the state after the batches handed out."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Json]) -> None:
-        """Continue where a state was taken."""
-        ...
 
 
 class DynamicSampler:
@@ -112,6 +91,7 @@ class DynamicSampler:
         tolerance: float = 0.0,
         process_group: object = None,
         exchange: Exchange | None = None,
+        peers: Exchange | None = None,
         timeout: float = 1800.0,
     ) -> None:
         """Sample from a loader. Every rank of the loader makes a sampler with the same arguments.
@@ -127,6 +107,7 @@ class DynamicSampler:
             tolerance: Rewards of a group that differ by no more than this are equal.
             process_group: torch's group of the ranks along dp; the job's by default.
             exchange: How ranks exchange values, if not through torch.
+            peers: How those along tp, pp and ep do, which have the same prompts: what the first of them answers counts.
             timeout: Seconds that ranks wait for the rollout of another.
 
         Raises:
@@ -147,6 +128,8 @@ class DynamicSampler:
         self._json_exchange = JsonExchange(
             exchange_for(loader.num_ranks, exchange, process_group, timeout), asdict(self._filling)
         )
+        peers = exchange_of_peers(loader.peers, peers, timeout)
+        self._peers = JsonExchange(peers, asdict(self._filling), sorted(loader.peers))
         self._filler = Filler(filling=self._filling)
         journal = None if loader.run_dir is None else GroupJournal(loader.run_dir)
         # Ranks along tp, pp and ep get the same results; one of them writes.
@@ -326,12 +309,30 @@ class DynamicSampler:
             if judged is not None or rollout is None:
                 groups = [Group(prompt=prompt, rewards=None) for prompt in prompts]
             else:
-                groups = groups_of(prompts, rollout(prompts)) if prompts else []
+                groups = self._answered(prompts, rollout) if prompts else []
             self._held |= {group.prompt.key: group for group in groups}
             return report_of(rows.step, groups)
 
         kind: Kind = "round" if judged is None else "replayed round"
         return event_of(self._json_exchange.gather(kind, self._filler.batch, report), judged)
+
+    def _answered(self, prompts: list[Prompt], rollout: Rollout) -> list[Group]:
+        """Return prompts with what the rollout of the first of the ranks that share them gave.
+
+        All of those make it, as they may have to together. By answers of its own each would come to other batches.
+        """
+        groups: list[Group] = []
+
+        def part() -> Mapping[str, Any]:
+            given = rollout(prompts)
+            if not self._peers.exchange.rank:
+                groups[:] = groups_of(prompts, given)
+            return {
+                "groups": [] if self._peers.exchange.size == 1 else list(map(group_json, groups))
+            }
+
+        first, *_ = self._peers.gather("answers", self._filler.batch, part)
+        return groups or [group_from(each) for each in first["groups"]]
 
     def _forget_left_out(self) -> None:
         """Drop the groups that are left out, because answers are long."""

@@ -5,9 +5,10 @@ Shape suffixes:
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ __all__ = [
     "Group",
     "GroupBatch",
     "Prompt",
+    "PromptLoader",
+    "Rollout",
     "Rollouts",
     "SamplerState",
     "group_from",
@@ -88,6 +91,32 @@ class Rollouts:
     answers: Sequence[Sequence[Any]] | None = None
     """Token ids of the answers: for each prompt, for each answer, a sequence of integers. They come with the groups of
     the batch, also from other ranks and earlier rounds, and a state holds those of waiting groups."""
+
+
+Rollout = Callable[[list[Prompt]], Any]
+"""From prompts to ``Rollouts``, or to rewards ``[N, G]`` alone."""
+
+
+class PromptLoader(Protocol):
+    """What is asked of a ``Loader``."""
+
+    source_names: tuple[str, ...]
+    run_dir: Path | None
+    num_ranks: int
+    peers: tuple[int, ...]
+    leads: bool
+
+    def next_batch(self) -> Any:  # noqa: ANN401 -- a TrainingBatch, or what has its step and pieces
+        """Return the prompts of the next step, ``None`` when the data has ended."""
+        ...
+
+    def state_dict(self) -> JsonObject:
+        """Return the state after the batches handed out."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        """Continue where a state was taken."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,7 +68,7 @@ class LoaderInMemory:
 
     source_names = NAMES
 
-    leads = True
+    leads, peers = True, ()
 
     def __init__(self, steps, rank=0, num_ranks=1, run_dir=None):
         self.steps, self.rank, self.num_ranks, self.run_dir = steps, rank, num_ranks, run_dir
@@ -105,21 +105,42 @@ class _Meeting(Exchange):
         return found
 
 
+def _meetings(size):
+    barrier, parts = threading.Barrier(size), [b""] * size
+    return [_Meeting(rank, size, barrier, parts) for rank in range(size)]
+
+
 class Ranks:
-    """Samplers of ranks, a thread each."""
+    """Samplers of ranks, a thread each; those of one number along dp follow each other where it has ``peers``."""
 
     def __init__(
-        self, steps, num_ranks, *, run_dir=None, state=None, settings_of_last=None, **settings
+        self,
+        steps,
+        num_ranks,
+        *,
+        peers=1,
+        run_dir=None,
+        state=None,
+        settings_of_last=None,
+        **settings,
     ):
-        barrier, parts = threading.Barrier(num_ranks), [b""] * num_ranks
-        self.samplers = [
-            DynamicSampler(
-                LoaderInMemory(steps, rank, num_ranks, run_dir),
-                exchange=_Meeting(rank, num_ranks, barrier, parts),
-                **(settings | (settings_of_last or {} if rank == num_ranks - 1 else {})),
-            )
-            for rank in range(num_ranks)
-        ]
+        along_dp = [_meetings(num_ranks) for _ in range(peers)]
+        self.samplers = []
+        for rank in range(num_ranks):
+            for peer, sharing in enumerate(_meetings(peers)):
+                loader = LoaderInMemory(steps, rank, num_ranks, run_dir)
+                if peers > 1:
+                    loader.peers = tuple(range(rank * peers, (rank + 1) * peers))
+                    loader.leads = not peer
+                is_last = (rank, peer) == (num_ranks - 1, peers - 1)
+                self.samplers.append(
+                    DynamicSampler(
+                        loader,
+                        exchange=along_dp[peer][rank],
+                        peers=sharing if peers > 1 else None,
+                        **(settings | (settings_of_last or {} if is_last else {})),
+                    )
+                )
         if state is not None:
             for sampler in self.samplers:
                 sampler.load_state_dict(state)

@@ -180,6 +180,18 @@ def test_ranks_have_the_batches_of_one(warm_python, mix, world, shares, absent):
         assert joined(parts) == joined([whole])
 
 
+def test_ranks_along_tp_train_on_the_answers_of_the_first(warm_python, mix):
+    pytest.importorskip("torch")
+    told, done = ranks_that_sample(warm_python, 2, mix, "5", "3", "--tp")
+    assert len(told) == 2, done.stderr[-3000:]
+    with omniload.open(mix, arrays="numpy") as loader:
+        alone = omniload.DynamicSampler(loader, groups=5)
+        wanted = [told_of(alone.next_batch(rollout)) for _ in range(3)]
+
+    assert [each["batches"] for each in told] == [json.loads(json.dumps(wanted))] * 2
+    assert told[0]["state"] == told[1]["state"]
+
+
 @pytest.mark.ray
 def test_a_job_killed_within_a_batch_goes_on_from_its_state_on_other_ranks(
     warm_python, mix, tmp_path

@@ -9,6 +9,7 @@ import omniload
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 from omniload.base.metrics import REGISTRY
 from omniload.base.state import sealed
+from omniload.front.sampling.exchange import AloneExchange
 from omniload.mix.journal.groups import GROUPS_NAME
 from omniload.mix.journal.rewards import rewards_by_source
 from tests.support.plane.sampling import LoaderInMemory, Ranks, as_told, some_steps, text_of
@@ -67,6 +68,80 @@ def test_answers_go_with_their_group_to_whoever_trains_on_it_and_into_the_state(
     assert [len(part) for part in first] == [2, 1, 1]
     assert state["waiting"] == [] or state["waiting"][0]["answers"]
     assert as_told(second) == as_told(ranks.next_batch(with_answers))
+
+
+def by_chance(seed):
+    """Return a rollout that gives other rewards and answers on each rank, as models and judges that sample do."""
+    drawn = np.random.default_rng(seed)
+
+    def rollout(prompts):
+        rewards = drawn.integers(0, 2, (len(prompts), 3)).astype(float)
+        answers = [[drawn.integers(0, 9, 5).tolist() for _ in range(3)] for _ in prompts]
+        return omniload.Rollouts(rewards=rewards, answers=answers)
+
+    return rollout
+
+
+def content_of(batch):
+    return [
+        (group.prompt.key, group.rewards.tolist(), [each.tolist() for each in group.answers])
+        for group in batch.groups
+    ]
+
+
+def test_ranks_that_share_prompts_train_on_what_the_first_of_them_answered(tmp_path):
+    """Each came to groups of its own, in other rounds, and nobody was told."""
+    ranks = Ranks(STEPS, 2, peers=2, groups=4, run_dir=tmp_path)
+    firsts = Ranks(STEPS, 2, groups=4)
+
+    for _ in range(3):
+        found = ranks.next_batch([by_chance(seed) for seed in (1, 5, 2, 6)])
+        wanted = firsts.next_batch([by_chance(seed) for seed in (1, 2)])
+        told = [content_of(each) for each in found]
+        assert told == [content_of(each) for each in (wanted[0], wanted[0], *[wanted[1]] * 2)]
+    assert ranks.state_dict() == firsts.state_dict()
+    assert len((tmp_path / GROUPS_NAME).read_text().splitlines()) == 3
+
+
+def test_of_ranks_that_share_prompts_all_but_the_first_may_give_nothing():
+    ranks = Ranks(STEPS, 1, peers=3, groups=3)
+
+    found = ranks.next_batch([with_answers, lambda _: None, lambda _: None])
+
+    assert len({json.dumps(content_of(each), default=int) for each in found}) == 1
+
+
+def test_what_fails_on_a_rank_that_shares_prompts_is_told_on_all_with_its_number():
+    ranks = Ranks(STEPS, 2, peers=2, groups=3)
+
+    def failing(_):
+        raise ValueError("no memory for answers")
+
+    first, *others = ranks.next_batch([with_answers, failing, with_answers, with_answers])
+
+    assert str(first) == "rank 1: no memory for answers"
+    assert isinstance(others[0], ValueError)
+    assert all("no memory for answers" in str(each) for each in others)
+    assert [len(each) for each in ranks.next_batch(with_answers)] == [2, 2, 1, 1]
+
+
+def test_ranks_that_share_prompts_are_refused_where_they_sample_otherwise():
+    ranks = Ranks(STEPS, 1, peers=2, groups=3, settings_of_last={"groups": 4})
+
+    found = ranks.next_batch(with_answers)
+
+    assert [type(each) for each in found] == [ConfigError] * 2
+    assert "the sampler of rank 1 has {'groups': 4}, and that of rank 0 {'groups': 3}" in str(
+        found[0]
+    )
+
+
+def test_an_exchange_of_other_peers_than_the_loader_has_is_refused():
+    loader = LoaderInMemory(STEPS)
+    loader.peers = (4, 5, 6)
+
+    with pytest.raises(ConfigError, match=r"3 ranks .* and peers= is among 1; .*\[4, 5, 6\]"):
+        omniload.DynamicSampler(loader, groups=3, peers=AloneExchange())
 
 
 def test_groups_are_a_figure_by_source_and_verdict():
