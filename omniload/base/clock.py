@@ -13,6 +13,7 @@ __all__ = [
     "Deadline",
     "FakeClock",
     "SystemClock",
+    "TimeOfDay",
     "overslept_s",
     "wait_of",
 ]
@@ -77,6 +78,23 @@ class Deadline:
             # deadline.
             most = max(self.until, now_s + self.limit_s)
             self.until = min(self.until + overslept_s(turn_s, now_s - began_s), most)
+
+
+class TimeOfDay:
+    """Seconds since 1970 for what is compared later, which go on where the machine's clock is set back.
+
+    Set forward, they follow: what was told before a moment stays before it, whichever way the clock was set.
+    """
+
+    def __init__(self) -> None:
+        self._began_s = -math.inf
+        """The time of day at the zero of the monotonic clock: the latest that the machine ever said."""
+
+    def now_s(self) -> float:
+        """Return the time of day, never before one that was returned."""
+        monotonic_s = time.monotonic()
+        self._began_s = max(self._began_s, time.time() - monotonic_s)
+        return self._began_s + monotonic_s
 
 
 class Clock(Protocol):

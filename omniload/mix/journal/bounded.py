@@ -16,7 +16,7 @@ _MOST_BYTES = 32 << 20
 """Largest size of one file; the previous file is kept as well."""
 _TAIL_BYTES = 1 << 20
 """Size of the end of each file in which its last line is searched."""
-_STEP = re.compile(rb'\{"step":([0-9]{1,18}),')
+_STEP = re.compile(rb'\{"step":([0-9]{1,18}),(?:"at":([0-9]{1,12}(?:\.[0-9]+)?),)?')
 
 
 class BoundedLog:
@@ -105,11 +105,10 @@ def last_told(folder: Path, since_s: float) -> int | None:
     steps = list[int]()
     for _, file in opened_logs(folder):
         held = os.fstat(file.fileno())
-        if held.st_mtime < since_s:
-            continue
         file.seek(max(0, held.st_size - _TAIL_BYTES))
         *_, last = [None, *(_STEP.match(line) for line in file if line.endswith(b"\n"))]
-        if last is not None:
+        # By the file's own time where the line has none: that one goes back with the clock of its host.
+        if last is not None and float(last[2] or held.st_mtime) >= since_s:
             steps.append(int(last[1]))
     return max(steps, default=None)
 

@@ -15,7 +15,6 @@ warning. A line torn by a kill stays a line of its own.
 """
 
 import os
-import time
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
@@ -26,6 +25,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from omniload.base.clock import TimeOfDay
 from omniload.base.errors import system_refusals
 from omniload.base.log import get_logger
 from omniload.mix.journal.bounded import BoundedLog, LinesSince, opened_logs, take_from
@@ -75,6 +75,7 @@ class LossLog:
     def __init__(self, run_dir: Path, rank: int) -> None:
         # Both kept files together hold about 1.5 million documents of a rank.
         self._log = BoundedLog(run_dir / "losses" / f"rank-{rank}.jsonl", "losses of documents")
+        self._time = TimeOfDay()
 
     def add(  # noqa: PLR0913 -- columns of one line
         self,
@@ -100,7 +101,12 @@ class LossLog:
         """
         # Copied to be contiguous, because orjson does not accept arrays with gaps between their values.
         held = dict(zip(_COLUMNS, (np.ascontiguousarray(c) for c in keys_K4.T), strict=True))
-        line: dict[str, object] = {"step": step, "at": time.time(), "names": list(names), **held}
+        line: dict[str, object] = {
+            "step": step,
+            "at": self._time.now_s(),
+            "names": list(names),
+            **held,
+        }
         line |= {"loss": sums_K, "labels": labels_K}
         line |= {} if over == "document" else {"over": over}
         line |= {} if columns is None else {"cp": columns}

@@ -2,7 +2,8 @@
 
 One line for each report, with columns by source::
 
-    {"step": 12, "names": ["code", "web"], "groups": [8, 8], "kept": [5, 0], "answers": [64, 64], "right": [20, 64]}
+    {"step": 12, "at": 1.7e9, "names": ["code", "web"], "groups": [8, 8], "kept": [5, 0], "answers": [64, 64],
+     "right": [20, 64]}
 
 A report on a whole source has no groups, and additionally ``"reward": [409.6], "labels": [512]``: a mean times the
 number of labels that it covers, and that number.
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import orjson
 
+from omniload.base.clock import TimeOfDay
 from omniload.base.errors import system_refusals
 from omniload.base.state import whole_number
 from omniload.mix.journal.bounded import BoundedLog, take_from
@@ -48,11 +50,13 @@ class RewardLog:
 
     def __init__(self, run_dir: Path, rank: int) -> None:
         self._log = BoundedLog(run_dir / "rewards" / f"rank-{rank}.jsonl", "rewards of sources")
+        self._time = TimeOfDay()
 
     def add(self, step: int, found: Mapping[str, SourceRewards]) -> None:
         """Write the results of the groups of a step for each source."""
         columns = {name: [getattr(each, name) for each in found.values()] for name in _COLUMNS}
-        line: dict[str, object] = {"step": step, "names": list(found), **columns}
+        line: dict[str, object] = {"step": step, "at": self._time.now_s(), "names": list(found)}
+        line |= columns
         if any(each.labels for each in found.values()):
             line["reward"] = [each.reward for each in found.values()]
             line["labels"] = [each.labels for each in found.values()]

@@ -16,7 +16,6 @@ Shape suffixes:
 
 import os
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from omniload.base.clock import TimeOfDay
 from omniload.base.errors import ConfigError, system_refusals
 from omniload.base.log import get_logger
 from omniload.base.state import whole_number
@@ -71,13 +71,14 @@ class TimeLog:
 
     def __init__(self, run_dir: Path, rank: int) -> None:
         self._log = BoundedLog(run_dir / "times" / f"rank-{rank}.jsonl", "compute times")
+        self._time = TimeOfDay()
 
     def add(self, step: int, tokens: int, squares: int, seconds: float) -> None:
         """Write the time of some rows of a step, as in ``MeasuredTimes``; nothing is written for empty rows."""
         if not tokens:
             return
         line = {"step": step, "tokens": tokens, "squares": squares, "seconds": seconds}
-        line["at"] = round(time.time(), 3)
+        line["at"] = round(self._time.now_s(), 3)
         self._log.append(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from omniload.base import clock
 from omniload.base.errors import ConfigError
 from omniload.mix.journal import bounded
 from omniload.mix.journal import times as times_module
@@ -41,7 +42,7 @@ def test_times_of_steps_that_an_earlier_start_had_are_not_those_of_the_latest(
 ):
     log = TimeLog(tmp_path, 0)
     for now_s in (100.0, 200.0):
-        monkeypatch.setattr(times_module.time, "time", lambda now_s=now_s: now_s)
+        monkeypatch.setattr(clock.time, "time", lambda now_s=now_s: now_s)
         log.add(7, 8, 34, now_s)
     path = tmp_path / "times" / "rank-0.jsonl"
     of_the_release_before = b'{"step":7,"tokens":8,"squares":34,"seconds":9.0}\n'
@@ -49,6 +50,17 @@ def test_times_of_steps_that_an_earlier_start_had_are_not_those_of_the_latest(
 
     assert times_since(tmp_path, 7, 200.0).seconds_M.tolist() == [200.0]
     assert times_since(tmp_path, 7).seconds_M.tolist() == [9.0, 100.0, 200.0]
+
+
+def test_times_that_are_told_behind_a_clock_that_was_set_are_of_the_start(tmp_path, monkeypatch):
+    """None of them was of the start for as long as the clock was set back, so that no cost was fitted."""
+    log = TimeLog(tmp_path, 0)
+    for clock_s in (5_000.0, 1_400.0, 1_401.0, 9_000.0, 1_402.0):
+        monkeypatch.setattr(clock.time, "time", lambda clock_s=clock_s: clock_s)
+        log.add(7, 8, 34, clock_s)
+
+    assert len(times_since(tmp_path, 7, 4_999.0)) == 5
+    assert times_since(tmp_path, 7, 8_999.0).seconds_M.tolist() == [9_000.0, 1_402.0]
 
 
 def test_times_of_many_ranks_are_read_as_far_as_there_is_room_for_all(tmp_path, monkeypatch):
