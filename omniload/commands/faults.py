@@ -228,8 +228,8 @@ def _writes_its_own_ends(source: SourceConfig) -> bool:
 
 
 def begun_elsewhere(mix: MixConfig, tokenizer: Tokenizer | None) -> Iterator[str]:
-    """Yield a warning if texts lack the token with which their tokenizer, in transformers, begins each text."""
-    token = getattr(tokenizer, "begins_elsewhere_with", "")
+    """Yield that texts begin with nothing where their tokenizer, as transformers uses it, begins each with a token."""
+    token, _ = getattr(tokenizer, "puts_around", ("", ""))
     if not token or tokenizer is None or tokenizer.begin_of_document_id is not None:
         return
     texts = [

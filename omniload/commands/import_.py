@@ -1,7 +1,6 @@
 """``omniload mix import``: the mix of another tool as a mix file, or the reason why it cannot become one."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -9,12 +8,13 @@ import click
 
 from omniload.base.config import read_text
 from omniload.base.errors import ConfigError
-from omniload.base.state import Json
+from omniload.base.state import JsonObject
 from omniload.base.writing import write_whole
 from omniload.commands.display import emit_json, output, say
 from omniload.commands.options import COUNT, json_option
 from omniload.importing.documents import parsed
 from omniload.importing.fields import Report
+from omniload.importing.files import tokenizer_of_texts
 from omniload.importing.imported import Asked, Imported, mix_text
 from omniload.importing.tools import TOOLS, read_as
 from omniload.mix.sources import SOURCE_TYPES
@@ -148,7 +148,7 @@ def import_mix(  # noqa: PLR0913, PLR0917 -- one for each option
         beside=beside,
         heading=f"From {file.name} of {tool}.",
         sizes={"row_tokens": length, "step_tokens": batch, "micro_tokens": micro, "seed": seed},
-        tokenizer=_tokenizer(tokenizer or found.tokenizer, beside),
+        tokenizer=_tokenizer(tokenizer or found.tokenizer, beside, found, asked),
     )
     if output is not None:
         _write(found, written, output)
@@ -187,10 +187,10 @@ def _write(found: Imported, written: str, output: Path) -> None:
     write_whole(output, written.encode())
 
 
-def _tokenizer(path: Path | None, beside: Path) -> Mapping[str, Json] | None:
-    if path is None:
-        return None
-    return {"type": "bpe", "path": _seen_from(beside, path)}
+def _tokenizer(path: Path | None, beside: Path, found: Imported, asked: Asked) -> JsonObject | None:
+    return (
+        None if path is None else tokenizer_of_texts(_seen_from(beside, path), beside, found, asked)
+    )
 
 
 def _token(given: str) -> int | str:

@@ -79,7 +79,7 @@ _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 
 def _read(document: object, asked: Asked) -> Imported:
     """Return the mix of the training file with the content ``document``."""
-    found = Imported(base=Path.cwd(), stop="each_once")
+    found = Imported(base=Path.cwd(), stop="each_once", around="special and eos")
     top = Fields(document if isinstance(document, dict) else {}, "", asked.report)
     of_all = _of_all(top)
     found.row_tokens = top.take("sequence_len", int, 0) or None
@@ -92,6 +92,8 @@ def _read(document: object, asked: Asked) -> Imported:
             "gradient_accumulation_steps", "batch.tokens is of one rank: multiply it by your ranks"
         )
     found.tokenizer = _tokenizer(top, asked)
+    found.end = (special := top.inner("special_tokens")).take("eos_token", str, "")
+    special.note(dict.fromkeys(special.keys, "those of --tokenizer hold"))
     found.seed = max(top.take("seed", int, 42), 0)
     weights: dict[str, float] = {}
     for dataset in top.items("datasets"):
@@ -202,7 +204,6 @@ def _read_rest(top: Fields) -> None:
     top.note(
         {
             "test_datasets": "declare them as an evaluation mix",
-            "special_tokens": "those of --tokenizer hold; tokenizer.end_of_document names the one that ends a text",
             "chat_template_jinja": "read with chat_template",
             "group_by_length": "the order is another",
         }
@@ -272,11 +273,10 @@ def _read_form(dataset: Fields, source: JsonObject, asked: Asked, of_all: _OfAll
         if dataset.take("train_on_inputs", bool, of_all.every_token):
             made["loss"] = "all"
         source["transforms"] = [made | _template(dataset, asked, form, "type")]
+        said = "the template writes bos_token before a prompt and eos_token behind its answer, as there"
         if len(keys) > 1:
-            asked.report.note(
-                dataset.at("type"),
-                f"is {form}: a blank line joins {' and '.join(keys)} to the prompt, which the template is given",
-            )
+            said += f"; a blank line joins {' and '.join(keys)} to the prompt, which the template is given"
+        asked.report.note(dataset.at("type"), f"is {form}: {said}")
     else:
         dataset.refuse(
             "type", f"is {form!r}; known are completion, {', '.join((*_CHATS, *_ASKED))}"

@@ -1,10 +1,15 @@
 """Sources of files whose content is known from their names or from the user."""
 
+import json
 from pathlib import Path
 
+from omniload.base.errors import OmniloadError
+from omniload.base.reading import read_small_file
 from omniload.base.state import JsonObject
 from omniload.importing.fields import Fields
-from omniload.importing.imported import Asked, Imported
+from omniload.importing.imported import Asked, Imported, holds_text
+from omniload.mix.config import BpeTokenizer
+from omniload.source.tokenize import open_tokenizer
 
 __all__ = [
     "ids_with_labels",
@@ -14,7 +19,10 @@ __all__ = [
     "size_of",
     "source_of_path",
     "tokenizer_folder",
+    "tokenizer_of_texts",
 ]
+
+_MOST_SETTINGS = 16 << 20
 
 # By the last suffix, which is .zst for x.jsonl.zst: compressed files mostly contain JSON lines.
 _TYPES = {
@@ -121,6 +129,64 @@ def tokenizer_folder(named: str, key: str, asked: Asked) -> Path | None:
         f"the tokenizer is that of {named!r}, whose tokenizer.json is not here: --tokenizer FOLDER stands for it",
     )
     return None
+
+
+def tokenizer_of_texts(path: str, beside: Path, found: Imported, asked: Asked) -> JsonObject:
+    """Return the section of a tokenizer, with the tokens around texts as the tool has them; notes what is not known.
+
+    Args:
+        path: Of the tokenizer, as the mix file says it.
+        beside: Folder of the mix file.
+        found: What the tool's file came to.
+        asked: Takes the notes.
+    """
+    section: JsonObject = {"type": "bpe", "path": path}
+    texts = [n for n, s in found.sources.items() if holds_text(s) and "transforms" not in s]
+    if not texts:
+        return section
+    if found.around is None:
+        asked.report.note(
+            "tokenizer",
+            "nothing is put around texts: where your code has a token before or behind each, name it under "
+            "begin_of_document or end_of_document",
+        )
+        return section
+    begin, end = "", ""
+    if found.around != "eos":
+        try:
+            opened = open_tokenizer(BpeTokenizer(type="bpe", path=path), beside)
+            begin, end = getattr(opened, "puts_around", ("", ""))
+        except (OmniloadError, OSError, ValueError) as error:
+            asked.report.note(
+                "tokenizer",
+                f"cannot be read here ({error!s:.200}): the tokens that it puts around a text by itself, as there, are "
+                "to be named under begin_of_document and end_of_document",
+            )
+    if found.around != "special":
+        end = found.end or _end_token(beside / path)
+        if not end:
+            asked.report.note(
+                "tokenizer",
+                "each text ends with its eos_token there, which no tokenizer_config.json beside it names: name it "
+                "under end_of_document",
+            )
+    named = {"begin_of_document": begin, "end_of_document": end}
+    return section | {key: token for key, token in named.items() if token}
+
+
+def _end_token(tokenizer: Path) -> str:
+    """Return the ``eos_token`` of the settings beside a tokenizer; empty where there are none to read."""
+    folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
+    try:
+        settings = folder / "tokenizer_config.json"
+        content = json.loads(read_small_file(settings, most_bytes=_MOST_SETTINGS, what="settings"))
+    except (OmniloadError, OSError, ValueError, RecursionError):
+        return ""
+    match content:
+        case {"eos_token": str(token)} | {"eos_token": {"content": str(token)}}:
+            return token
+        case _:
+            return ""
 
 
 def size_of(paths: list[str]) -> float:

@@ -17,12 +17,16 @@ from omniload.base.state import Json, JsonObject
 from omniload.importing.fields import Report
 from omniload.mix.config import MixConfig
 
-__all__ = ["Asked", "Imported", "leave_undrawn_out", "mix_text", "new_name"]
+__all__ = ["Around", "Asked", "Imported", "holds_text", "leave_undrawn_out", "mix_text", "new_name"]
 
 _NAME_LENGTH = 100
 _PARTS_A_STEP = 8
 """Number of microbatches of a step if nothing gives their tokens."""
 _WIDTH = 110
+
+
+Around = Literal["special", "special and eos", "eos"]
+"""Tokens around a text: those that the tokenizer itself puts there, and ``eos_token`` behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,10 @@ class Imported:
     """Records that the first epoch of a source leaves out, by shard, because the tool had drawn them."""
     tokenizer: Path | None = None
     """Folder of the model whose tokenizer the tool uses, if it is on this machine."""
+    around: Around | None = None
+    """Which tokens the tool puts around a text; ``None`` where code of its user's says it."""
+    end: str = ""
+    """The token that ends a text, where the file names one in place of the tokenizer's."""
     seed: int | None = None
     row_tokens: int | None = None
     """Tokens of a row."""
@@ -139,7 +147,7 @@ def mix_text(
     Raises:
         ConfigError: A size or a tokenizer is missing, or the imported mix is not valid.
     """
-    if tokenizer is None and (texts := [n for n, s in found.sources.items() if _holds_text(s)]):
+    if tokenizer is None and (texts := [n for n, s in found.sources.items() if holds_text(s)]):
         raise ConfigError(
             f"source {texts[0]!r} holds text: give --tokenizer, a tokenizer.json or its folder"
         )
@@ -209,7 +217,8 @@ def _comment(text: str) -> str:
     return f"# {''.join(c if c.isprintable() else repr(c)[1:-1] for c in text)}\n"
 
 
-def _holds_text(source: JsonObject) -> bool:
+def holds_text(source: JsonObject) -> bool:
+    """Whether a source, as a mix file has it, is tokenised."""
     return source["type"] not in ("megatron", "numpy") and "tokens" not in source
 
 

@@ -69,7 +69,9 @@ _OF_LOADERS = ("num_workers", "pin_memory", "prefetch_factor", "persistent_worke
 def _read(document: object, asked: Asked) -> Imported:
     """Return the mix of the training file with the content ``document``."""
     # Each sample, of text or of tokens, is a row: longer samples are cut off at max_seq_len, shorter ones are padded.
-    found = Imported(base=Path.cwd(), level="sample", method="none", overlong="truncate")
+    found = Imported(
+        base=Path.cwd(), level="sample", method="none", overlong="truncate", around="special"
+    )
     asked.report.note(
         "",
         "each sample has a row of its own, cut at max_seq_len or padded, as there; pack.method best_fit fills rows",

@@ -32,7 +32,7 @@ _STOPS: dict[str, Literal["never", "first_exhausted", "all_exhausted"]] = {
 
 def _read(document: object, asked: Asked) -> Imported:
     """Return the mix that ``document``, the file's content, declares."""
-    found = Imported(base=Path.cwd())
+    found = Imported(base=Path.cwd(), around="eos")
     asked.report.note(
         "",
         "rows are packed, as by VeOmni's dynamic batches; pack.method none gives each sample a row",

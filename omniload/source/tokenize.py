@@ -229,16 +229,17 @@ class BpeEncoder(Tokenizer):
         return _ids(ids)
 
     @cached_property
-    def begins_elsewhere_with(self) -> str:
-        """Token that the file's own template puts before a text, which is not applied; empty if there is none."""
+    def puts_around(self) -> tuple[str, str]:
+        """Tokens that the file's own template puts before and after a text, if any; the template is not applied."""
         with _faults_of(self._path, "encodes no text"):
             plain, framed = (
                 self._library.encode("a", add_special_tokens=special).ids
                 for special in (False, True)
             )
-        if len(framed) == len(plain) or framed[: len(plain)] == plain:
-            return ""
-        return str(self._library.id_to_token(framed[0]))
+        at = next((i for i in range(len(framed)) if framed[i : i + len(plain)] == plain), 0)
+        begin, end = framed[:at][:1], framed[at + len(plain) :][-1:]
+        first, last = ("".join(map(str, map(self._library.id_to_token, e))) for e in (begin, end))
+        return first, last
 
     def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
         with _faults_of(self._path, "encodes no text"):

@@ -8,11 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from tokenizers import Tokenizer, processors
 
 import omniload
 from omniload.base.errors import ConfigError, StateError
 from omniload.mix.config import load_mix
 from omniload.mix.schema.stages import WeightsConfig
+from omniload.source.tokenize import open_tokenizer
 from tests.support.chats import write_model
 from tests.support.plane.edits.mix_commands import json_of, run_mix
 from tests.support.plane.sources.source_kinds import MdsTokens
@@ -121,6 +123,95 @@ def test_the_tokenizer_that_the_file_names_stands_in_the_mix_file_unless_another
     assert path_in("second.yaml", "--tokenizer", "other") == "other"
 
 
+def a_tokenizer(folder, around, **settings):
+    """Write a tokenizer whose own template is ``around``, and its settings."""
+    write_model(folder, "", ["<other>"])
+    library = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = [(token, library.token_to_id(token)) for token in ("<bos>", "<eos>", "<other>")]
+    library.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(single=around, special_tokens=ids),
+        ]
+    )
+    library.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return library
+
+
+EOS = {"eos_token": {"content": "<eos>"}}
+
+
+@pytest.mark.parametrize(
+    ("around", "settings", "special", "said"),
+    [
+        ("<bos> $A", EOS, {}, {"begin_of_document": "<bos>", "end_of_document": "<eos>"}),
+        ("$A", EOS, {}, {"end_of_document": "<eos>"}),
+        ("<bos> $A", EOS, {"eos_token": "<other>"}, {"begin_of_document": "<bos>", "end_of_document": "<other>"}),
+        ("<bos> $A", {}, {}, {"begin_of_document": "<bos>"}),
+    ],
+)  # fmt: skip
+def test_texts_of_axolotl_begin_and_end_as_there(
+    tmp_path, monkeypatch, around, settings, special, said
+):
+    """They had no token around them: a model was trained on other texts than by axolotl."""
+    monkeypatch.chdir(tmp_path)
+    library = a_tokenizer(tmp_path / "model", around, **settings)
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    dataset = {"path": "a.jsonl", "type": "completion"}
+    training = {"base_model": "model", "sequence_len": 64, "datasets": [dataset]}
+    training |= {"special_tokens": special | {"pad_token": "<other>"}}
+    (tmp_path / "axolotl.yaml").write_text(json.dumps(training))
+
+    result = run_mix("import", "axolotl.yaml", "--from", "axolotl", "-o", "mix.yaml")
+
+    assert result.exception is None, result.output
+    mix, _ = load_mix(tmp_path / "mix.yaml")
+    told = mix.tokenizer.model_dump(exclude_none=True)
+    assert told == {"type": "bpe", "path": "model"} | said
+    # As axolotl does: what the tokenizer puts there by itself, and eos_token where it is not the last one yet.
+    ids = library.encode("one").ids
+    ids += [library.token_to_id(said["end_of_document"])] if "end_of_document" in said else []
+    made = open_tokenizer(mix.tokenizer, tmp_path).encode(["one"])
+    assert made[0].tolist() == ids
+    assert ("name it under end_of_document" in result.output) == ("end_of_document" not in said)
+    assert "special_tokens.pad_token: '<other>' has no equivalent" in result.output
+
+
+@pytest.mark.parametrize(
+    ("tool", "said"),
+    [
+        ("llm-foundry", {"begin_of_document": "<bos>", "end_of_document": "<other>"}),
+        ("veomni", {"end_of_document": "<eos>"}),
+        ("torchdata", {}),
+    ],
+)
+def test_texts_of_a_tool_have_the_tokens_around_them_that_it_puts_there(
+    file, tmp_path, monkeypatch, tool, said
+):
+    monkeypatch.chdir(tmp_path)
+    a_tokenizer(tmp_path / "model", "<bos> $A <other>", **EOS)
+    contents = {
+        "veomni": yaml.safe_load(file.read_text()),
+        "llm-foundry": {
+            "max_seq_len": 32,
+            "train_loader": {"name": "text", "dataset": {"local": "mds"}},
+        },
+        "torchdata": {"dataset": ["a.jsonl"], "batch_size": 2, "shuffle": True},
+    }
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    (tmp_path / "tool.yaml").write_text(yaml.safe_dump(contents[tool]))
+    sizes = ("--length", "32", "--batch", "64", "--text", "text", "--tokenizer", "model")
+
+    result = run_mix("import", "tool.yaml", "--from", tool, *sizes, "--json")
+
+    assert result.exception is None, result.output
+    told = json.loads(result.stdout)
+    tokenizer = yaml.safe_load(told["mix"])["tokenizer"]
+    assert tokenizer == {"type": "bpe", "path": "model"} | said
+    assert any("where your code has a token" in note for note in told["notes"]) == (not said)
+
+
 def test_a_file_of_any_name_becomes_a_mix_file_that_names_it(file, tmp_path):
     odd = file.rename(tmp_path / "a\udcff\nseed: 7.yaml")
     options = ("--tokenizer", "model", "--length", "32", "--batch", "1Ki", "-o", "mix.yaml")
@@ -147,7 +238,8 @@ def test_without_an_output_the_file_is_printed_and_as_json_with_its_notes(file):
         "overlong": "split",
     }
     assert as_json["mix"] == printed.stdout
-    packed, sources = as_json["notes"]
+    packed, sources, ends = as_json["notes"]
+    assert "each text ends with its eos_token there, which no tokenizer_config.json" in ends
     assert "pack.method none gives each sample a row" in packed
     assert "dataset_type" in sources
 

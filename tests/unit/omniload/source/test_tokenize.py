@@ -80,11 +80,11 @@ def test_documents_begin_and_end_as_the_library_puts_tokens_around_them(tmp_path
     wanted = [library.encode(text).ids for text in CORPUS]
     assert [found[i].tolist() for i in range(len(found))] == [*wanted, []]
     assert opened.begin_of_document_id == ids[0][1]
-    assert opened.begins_elsewhere_with == "<bos>"
+    assert opened.puts_around == ("<bos>", "<eos>")
 
 
-@pytest.mark.parametrize("template", [None, "$A <eos>", "$A"])
-def test_a_template_that_puts_nothing_before_a_text_is_none_of_a_beginning(a_bpe, template):
+@pytest.mark.parametrize(("template", "end"), [(None, ""), ("$A <eos>", "<eos>"), ("$A", "")])
+def test_a_template_that_puts_nothing_before_a_text_is_none_of_a_beginning(a_bpe, template, end):
     def change(library):
         ids = [("<eos>", library.token_to_id("<eos>"))]
         if template is not None:
@@ -92,7 +92,7 @@ def test_a_template_that_puts_nothing_before_a_text_is_none_of_a_beginning(a_bpe
                 single=template, special_tokens=ids
             )
 
-    assert a_bpe(change=change).begins_elsewhere_with == ""
+    assert a_bpe(change=change).puts_around == ("", end)
 
 
 @pytest.mark.parametrize("key", ["begin_of_document", "end_of_document"])
