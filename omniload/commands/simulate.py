@@ -205,7 +205,8 @@ def simulate(
     waits = [each.waits for each in (found[-1], *others)]
     if as_json:
         more = {"knee": knee_of(found), "sizes": found} if knee else {}
-        emit_json(asdict(found[-1]) | more | ({"waits_by_seed": waits} if len(waits) > 1 else {}))
+        by_seed = {"waits_by_seed": waits} if len(waits) > 1 else {}
+        emit_json(asdict(found[-1]) | more | by_seed | {"warnings": list(_doubts(job))})
         return
     if knee:
         _print_knee(output(), found)

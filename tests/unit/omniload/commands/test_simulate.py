@@ -142,6 +142,9 @@ def test_images_whose_patches_are_not_simulated_are_told_of(mix_file, profile):
 
     assert [each.exit_code for each in told] == [0, 0]
     assert ["the mix has images" in each.output for each in told] == [False, True]
+    kept = ("--profile", profile)
+    warned = [json_of("simulate", f, *QUICK, *kept)["warnings"] for f in (mix_file, other)]
+    assert ["the mix has images" in "".join(each) for each in warned] == [False, True]
 
 
 def test_fewer_rows_than_ranks_are_refused_with_how_many_it_takes(mix_file):
