@@ -5,69 +5,31 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
 import psutil
-from pydantic import ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from omniload.actors.heartbeat_board import Board
 from omniload.base.concurrency.threads import ending, start_thread
-from omniload.base.config import StrictModel
 from omniload.base.errors import StateError
 from omniload.base.log import get_logger
 from omniload.base.reading import read_kept_file
 from omniload.base.writing import write_whole
 from omniload.machine.progress import Progress
-from omniload.machine.status import status_of
+from omniload.machine.status import PlaneStatus, RoleLine, status_of
 from omniload.mix.edits.answers import fault_in
 from omniload.mix.run_record import no_run_in
 
-__all__ = ["STATUS_NAME", "PlaneStatus", "RoleLine", "read_status", "write_status"]
+__all__ = ["STATUS_NAME", "read_status", "write_status"]
 
 STATUS_NAME = "status.json"
 """File in the run's folder."""
 _EVERY_S, _LAST_S = 1.0, 30.0
 _MOST_BYTES = 64 << 20
 _LOG = get_logger(__name__)
-
-
-class RoleLine(StrictModel):
-    """A role: its ``RoleStatus`` and the memory of its process."""
-
-    name: str
-    pid: int
-    state: str
-    age_s: float
-    task_s: float
-    waits_for: tuple[str, ...]
-    figures: dict[str, float]
-    rates: dict[str, float]
-    memory_bytes: int | None
-    """Resident memory of its process; ``None`` for a process on another host."""
-    log: str = ""
-    host: str = ""
-    """Name of its host, for people."""
-    in_trouble: bool = False
-
-
-class PlaneStatus(StrictModel):
-    """All roles of a plane at one moment."""
-
-    model_config = ConfigDict(ser_json_inf_nan="constants")
-
-    version: Literal[1] = 1
-    written_at: float
-    """Seconds since 1970."""
-    up_s: float = 0.0
-    """Seconds since the plane was opened."""
-    host: str
-    pid: int
-    """Process that opened the plane."""
-    roles: tuple[RoleLine, ...]
-    has_ended: bool = False
-    """Whether that process has closed the plane: this is its last status."""
 
 
 def write_status(folder: Path | None, board: Board, host: str = "") -> Callable[[], None]:
@@ -85,6 +47,12 @@ def write_status(folder: Path | None, board: Board, host: str = "") -> Callable[
         return lambda: None
     ended, began_s = threading.Event(), time.monotonic()
     place, here = folder / STATUS_NAME, host or socket.gethostname()
+    been_to = 0
+    with suppress(StateError):  # the first start has none
+        been_to = read_status(folder).reached
+
+    def status(roles: dict[str, Progress], before: dict[str, Progress]) -> PlaneStatus:
+        return _status(roles, before, here, began_s).model_copy(update={"been_to": been_to})
 
     def keep(before: dict[str, Progress]) -> None:
         is_last = False
@@ -92,11 +60,11 @@ def write_status(folder: Path | None, board: Board, host: str = "") -> Callable[
             is_last = ended.wait(_EVERY_S)
             # At the end, some roles have gone already; their last figures stay.
             roles = (before if is_last else {}) | board.read()
-            _write(place, _status(roles, before, here, began_s), is_last)
+            _write(place, status(roles, before), is_last)
             before = roles
 
     # Written by the opener itself, because for a command that looks now, a run without a status is not running.
-    _write(place, _status(first := board.read(), {}, here, began_s), is_last=False)
+    _write(place, status(first := board.read(), {}), is_last=False)
     thread = threading.Thread(target=keep, args=(first,), name="omniload-status", daemon=True)
     start_thread(thread)
     # Only a disk that does not answer takes this long.

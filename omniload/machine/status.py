@@ -2,13 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
+from pydantic import ConfigDict
+
+from omniload.base.config import StrictModel
 from omniload.machine.progress import Progress, is_rank, is_silent, way_of
 
 __all__ = [
     "REPEATED",
     "SKIPPED",
     "UNREAD",
+    "PlaneStatus",
+    "RoleLine",
     "RoleStatus",
     "SkippedRecords",
     "has_doubled",
@@ -50,6 +56,51 @@ class RoleStatus:
     """Name of its host, for people."""
     in_trouble: bool = False
     """Whether it is stopped, holds up a rank, or waits for a store that does not answer."""
+
+
+class RoleLine(StrictModel):
+    """A role: its ``RoleStatus`` and the memory of its process."""
+
+    name: str
+    pid: int
+    state: str
+    age_s: float
+    task_s: float
+    waits_for: tuple[str, ...]
+    figures: dict[str, float]
+    rates: dict[str, float]
+    memory_bytes: int | None
+    """Resident memory of its process; ``None`` for a process on another host."""
+    log: str = ""
+    host: str = ""
+    """Name of its host, for people."""
+    in_trouble: bool = False
+
+
+class PlaneStatus(StrictModel):
+    """All roles of a plane at one moment."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    version: Literal[1] = 1
+    written_at: float
+    """Seconds since 1970."""
+    up_s: float = 0.0
+    """Seconds since the plane was opened."""
+    host: str
+    pid: int
+    """Process that opened the plane."""
+    roles: tuple[RoleLine, ...]
+    has_ended: bool = False
+    """Whether that process has closed the plane: this is its last status."""
+    been_to: int = 0
+    """First step that no start before had planned, as far as their last statuses told; this one may have gone back."""
+
+    @property
+    def reached(self) -> int:
+        """First step that neither this start nor one before had planned."""
+        planned = (role.figures.get("planned_step", 0.0) for role in self.roles)
+        return max(self.been_to, *map(int, planned), 0)
 
 
 def status_of(

@@ -6,7 +6,7 @@ import click
 import orjson
 from rich.console import Group, RenderableType
 
-from omniload.actors.status_file import PlaneStatus, read_status
+from omniload.actors.status_file import read_status
 from omniload.base.errors import StateError
 from omniload.commands.runs.roles_view import (
     once_option,
@@ -14,6 +14,7 @@ from omniload.commands.runs.roles_view import (
     status_json,
     watch_until_interrupted,
 )
+from omniload.machine.status import PlaneStatus
 from trainer_integration.commands.run_folder import folder_of, run_argument
 from trainer_integration.report.display import run_line, run_now
 

@@ -1,10 +1,12 @@
 """``omniload mix steer``: a policy moves the weights of a running run, by the same edits that a user makes."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import click
 
+from omniload.actors.status_file import read_status
 from omniload.base.config import load_yaml
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.settings.registry import registered
@@ -73,6 +75,8 @@ class Steering:
         step = untaken_from(self.run, planned_to(self.run, history))
         # A run that went back repeats the earlier decisions up to the step it had reached, so none is made twice.
         been_to = max(step, *(take_from(self.run / told, 0, lambda _: None) for told in TOLD))
+        with suppress(StateError):  # there is none, and its loop may report nothing
+            been_to = max(been_to, read_status(self.run).been_to)
         self.decided_at = max(step, _last_change(history, been_to))
 
     def look(self, *, now: bool = False) -> JsonObject | None:

@@ -7,7 +7,6 @@ are waited for *mostly*, which a setting can change.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from omniload.actors.status_file import PlaneStatus, RoleLine
 from omniload.base.units import counted, so_often
 from omniload.commands.runs.looks import (
     lags_of,
@@ -20,7 +19,7 @@ from omniload.commands.runs.looks import (
 from omniload.commands.runs.roles_view import why_ended
 from omniload.machine.progress import AFTER_A_RANK, PLANNED_ALL, is_rank
 from omniload.machine.scaling.measured import Reading
-from omniload.machine.status import REPEATED, UNREAD
+from omniload.machine.status import REPEATED, UNREAD, PlaneStatus, RoleLine
 
 __all__ = [
     "OLD_S",

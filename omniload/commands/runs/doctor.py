@@ -6,13 +6,14 @@ from pathlib import Path
 
 import click
 
-from omniload.actors.status_file import PlaneStatus, read_status
+from omniload.actors.status_file import read_status
 from omniload.base.cli import FiniteRange
 from omniload.base.log import last_line_of, log_name, logs_folder
 from omniload.commands.display import emit_json, output, progress, say
 from omniload.commands.options import json_option, run_argument
 from omniload.commands.runs.diagnosis import OLD_S, Diagnosis, diagnose, moment_of
 from omniload.commands.runs.roles_view import full_disk
+from omniload.machine.status import PlaneStatus
 
 __all__ = ["doctor"]
 

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from omniload.actors.status_file import PlaneStatus, RoleLine, read_status
+from omniload.actors.status_file import read_status
 from omniload.base.errors import StateError
 from omniload.machine.progress import PLANNED_ALL, is_rank
+from omniload.machine.status import PlaneStatus, RoleLine
 
 __all__ = [
     "OLD_S",

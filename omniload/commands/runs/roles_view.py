@@ -13,12 +13,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from omniload.actors.status_file import PlaneStatus, RoleLine
 from omniload.base.log import last_line_of, log_name, logs_folder
 from omniload.base.units import counted, format_bytes
 from omniload.commands.display import Cell, output, table
 from omniload.commands.runs.looks import OLD_S
 from omniload.machine.scaling.measured import Reading
+from omniload.machine.status import PlaneStatus, RoleLine
 
 __all__ = [
     "full_disk",

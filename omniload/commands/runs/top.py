@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from omniload.actors.status_file import PlaneStatus, read_status
+from omniload.actors.status_file import read_status
 from omniload.base.errors import StateError
 from omniload.commands.display import emit_json
 from omniload.commands.options import json_option, run_argument
@@ -14,6 +14,7 @@ from omniload.commands.runs.roles_view import (
     status_json,
     watch_until_interrupted,
 )
+from omniload.machine.status import PlaneStatus
 
 __all__ = ["top"]
 

@@ -192,6 +192,32 @@ def test_what_was_decided_before_a_run_went_back_is_not_decided_again(mix_path, 
     assert steps[0]["losses"][HARD] == pytest.approx(13 / 3, abs=0.3)
 
 
+def test_what_was_decided_before_is_not_decided_again_where_no_loop_reports_anything(
+    mix_path, tmp_path
+):
+    """How far the run had been was told by losses and rewards alone: behind a resume a decision came too early."""
+    run, config = tmp_path / "run", steered("temperature", start=5.0, end=1.0, to_step=40)
+    with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
+        state = loader.state_dict()
+        while loader.next_step < 5:
+            loader.next_batch()
+        held = json_of("set", run, f"{HARD}=0.9")["edit"]["step"]
+        json_of("set", run, f"{HARD}=0.8", "--at", "100000")
+        while loader.next_step < 15:
+            loader.next_batch()
+
+    begun = []
+    for _ in range(
+        2
+    ):  # the second start finds the status of one that went no further than the edit
+        with omniload.open(mix_path, run_dir=run, arrays="numpy", state=state) as loader:
+            loader.next_batch()
+            begun.append(Steering(run=run, config=config).decided_at)
+
+    assert 5 <= held < 15
+    assert begun == [held, held]
+
+
 def test_a_decision_that_is_due_as_a_job_dies_waits_for_its_next_start(mix_path, tmp_path):
     """It held from behind all that was planned, and no other was due until ranks came there."""
     run = tmp_path / "run"

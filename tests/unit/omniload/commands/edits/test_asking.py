@@ -8,10 +8,11 @@ import pytest
 import yaml
 
 from omniload.actors.claim import LOCK_NAME
-from omniload.actors.status_file import STATUS_NAME, PlaneStatus
+from omniload.actors.status_file import STATUS_NAME
 from omniload.base.errors import ConfigError, UnavailableError
 from omniload.commands.edits import asking
 from omniload.commands.edits.asking import change_mix
+from omniload.machine.status import PlaneStatus
 from omniload.mix.edits.answers import REQUEST_NAME
 from omniload.mix.edits.edit import AddSource, SetWeights, SkipShard
 from omniload.mix.edits.edits_file import EDITS_NAME

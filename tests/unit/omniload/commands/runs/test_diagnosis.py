@@ -2,11 +2,10 @@
 
 import pytest
 
-from omniload.actors.status_file import PlaneStatus, RoleLine
 from omniload.commands.runs.diagnosis import OLD_S, diagnose, moment_of
 from omniload.machine.progress import PLANNED_ALL
 from omniload.machine.scaling.measured import Reading
-from omniload.machine.status import UNREAD
+from omniload.machine.status import UNREAD, PlaneStatus, RoleLine
 
 START_S = 1_000_000.0
 

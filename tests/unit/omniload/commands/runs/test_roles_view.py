@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from omniload.actors.status_file import PlaneStatus, RoleLine
 from omniload.base.log import log_name
 from omniload.commands.runs import roles_view as roles_view_module
 from omniload.commands.runs.roles_view import roles_view, status_json
 from omniload.machine.scaling.measured import Reading
+from omniload.machine.status import PlaneStatus, RoleLine
 
 
 def a_role(name, host, **figures):

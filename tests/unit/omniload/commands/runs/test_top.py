@@ -5,8 +5,8 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from omniload.actors.status_file import PlaneStatus, RoleLine
 from omniload.commands.runs import top as module
+from omniload.machine.status import PlaneStatus, RoleLine
 
 ROLES = {"loader-0+12": 7, "loader-0+2": 6, "planner": 5, "rank dp=0": 4}
 
