@@ -34,7 +34,7 @@ from omniload.plan.strategies import require_balance, tags_of_samples
 from omniload.source.columns import as_binary, take, text_array
 from omniload.source.distinct.drawn_before import drawn_before
 from omniload.source.files import ShardFile
-from omniload.source.formats.format import Format, Records, said_of_place
+from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import OpenFormat, open_shards, shards_of
 from omniload.source.index import index_folder
 from omniload.source.kept_findings import (
@@ -46,6 +46,7 @@ from omniload.source.kept_findings import (
 )
 from omniload.source.parsing.beginnings import mends_all
 from omniload.source.parsing.image_cells import ENCODED
+from omniload.source.parsing.token_lists import said_of_place
 from omniload.source.spec import SourceSpec
 from omniload.source.survey.documents import open_survey, trained_on
 from omniload.source.survey.spread import Spread, evenly, unevenness

@@ -24,9 +24,10 @@ from omniload.source.block import Block, DecodedBlocks, UnitReader
 from omniload.source.block_memory import BlockMemory
 from omniload.source.distinct.drawn_before import drawn_before
 from omniload.source.distinct.mask import RecordRules, distinct_records
-from omniload.source.formats.format import Format, Records, said_of_place
+from omniload.source.formats.format import Format, Records
 from omniload.source.formats.held_files import HeldFiles
 from omniload.source.formats.opening import ShardDigests, open_format
+from omniload.source.parsing.token_lists import said_of_place
 from omniload.source.parts.sample_block import BadOfSpan, SampleBlock, joined
 from omniload.source.parts.share import WHOLE, Part, Share
 from omniload.source.source import Source

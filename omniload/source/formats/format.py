@@ -30,7 +30,6 @@ __all__ = [
     "FIRST_BYTES",
     "FIRST_RECORDS",
     "LATER_BYTES",
-    "LINE",
     "MAX_UNIT_BYTES",
     "MAX_UNIT_RECORDS",
     "Format",
@@ -41,13 +40,10 @@ __all__ = [
     "doubt_of_beside",
     "doubt_of_prompt",
     "require_as_indexed",
-    "said_of_place",
 ]
 
 COUNTED = "counted from "
 """Text after the number of a record in messages, before the start of the count."""
-LINE = "line "
-"""Text before the number of a record of a file of lines: it counts from 1, as editors do."""
 
 FIRST_BYTES = 1 << 20
 """Most decompressed bytes that are read for the first records of a source."""
@@ -348,14 +344,6 @@ def require_as_indexed(path: str, unit: Unit, found: int, what: str = "records")
             f"{path}: bytes {unit.start} to {unit.stop} hold {found} {what}, {unit.rows} in the index; "
             "the file is not the one that was indexed, start anew"
         )
-
-
-def said_of_place(place: tuple[str, str]) -> str:
-    """Return the text for a place from ``Format.place_of``, for a message: ``FILE:3`` for a line."""
-    path, record = place
-    if record.startswith(LINE):
-        return f"{path}:{record.removeprefix(LINE)}"
-    return f"{path}: {record}" if record else path
 
 
 def doubt_of_beside(transforms: Sequence[TransformConfig], filled: Collection[str]) -> str:

@@ -34,7 +34,6 @@ from omniload.source.formats.content import digested
 from omniload.source.formats.format import (
     FIRST_BYTES,
     LATER_BYTES,
-    LINE,
     MAX_UNIT_BYTES,
     IndexedFormat,
     Records,
@@ -70,7 +69,7 @@ from omniload.source.parsing.json_lines.many_lines import (
 )
 from omniload.source.parsing.json_lines.token_lines import TokenLines
 from omniload.source.parsing.table_records import with_others
-from omniload.source.parsing.token_lists import RowsAt
+from omniload.source.parsing.token_lists import LINE, RowsAt
 from omniload.source.patterns import FileNames
 from omniload.source.sample_tags import LineTags, Tags
 

@@ -18,10 +18,11 @@ from typing_extensions import override
 from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged, offsets_of
 from omniload.source.columns import drained
-from omniload.source.formats.format import Records, said_of_place
+from omniload.source.formats.format import Records
 from omniload.source.parsing.nested_columns import said_of_fields, types_of
 
 __all__ = [
+    "LINE",
     "RowsAt",
     "fault_of",
     "holed",
@@ -33,6 +34,7 @@ __all__ = [
     "rows_of_ids",
     "said_of_choice",
     "said_of_columns",
+    "said_of_place",
     "token_records",
     "type_asked_for",
 ]
@@ -44,6 +46,10 @@ _PLAIN = re.compile(
     r"(?!(?:y|n|yes|no|on|off|true|false|null)\Z)[a-z_]\w*", re.ASCII | re.IGNORECASE
 )
 """Matches names that YAML reads as text without quotes."""
+
+
+LINE = "line "
+"""Text before the number of a record of a file of lines: it counts from 1, as editors do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +68,14 @@ class RowsAt:
     @override
     def __str__(self) -> str:
         return self.where
+
+
+def said_of_place(place: tuple[str, str]) -> str:
+    """Return the text for a place from ``Format.place_of``, for a message: ``FILE:3`` for a line."""
+    path, record = place
+    if record.startswith(LINE):
+        return f"{path}:{record.removeprefix(LINE)}"
+    return f"{path}: {record}" if record else path
 
 
 def row_at(where: RowsAt | str, row: int) -> str:
