@@ -1,4 +1,4 @@
-"""How batches are handed to a training loop: as which arrays, copied to its device ahead of it; what it tells of them.
+"""Handing batches to a training loop: their arrays, the copy to its device in advance, and the loop's reports on them.
 
 ::
 
@@ -125,10 +125,10 @@ class CopyAhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Observed:
-    """What a loop tells of some rows, as ``Loader.observe`` is given it.
+    """A report of a loop on some rows: the arguments of ``Loader.observe``.
 
     Raises:
-        ConfigError: Some of it excludes other, or there is none.
+        ConfigError: Two arguments exclude each other, or there is none.
     """
 
     losses: object
@@ -141,7 +141,7 @@ class Observed:
     seconds: object
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be told."""
+        """Refuse an impossible report."""
         of_rows = [each is not None for each in (self.losses, self.document_losses)]
         means = [each is not None for each in (self.loss, self.reward)]
         if not any((*of_rows, *means, self.rewards is not None, self.seconds is not None)):
@@ -171,12 +171,12 @@ class Observed:
 
     @property
     def row_losses(self) -> object:
-        """Losses of the rows, by label, row or all of them; ``None`` where they are of documents or a source."""
+        """Losses by label, by row or of all rows; ``None`` if they are of documents or a source."""
         return self.loss if self.source is None and self.losses is None else self.losses
 
     @property
     def sums(self) -> list[str]:
-        """What of it is summed, as a message calls it."""
+        """Names, for messages, of the values that are summed."""
         means = {"loss": self.loss, "reward": self.reward} if self.source is not None else {}
         found = [f"the {of} of {self.source}" for of, told in means.items() if told is not None]
         if self.row_losses is not None or self.document_losses is not None:
@@ -185,37 +185,37 @@ class Observed:
 
 
 class Observer:
-    """Notes what a loop tells of the batch that it was handed last: each thing once.
+    """Notes a loop's reports on the last batch, each value once.
 
-    Losses and rewards are summed where policies go by them: what is told again, as of each microbatch of a batch that
-    it was told of as a whole, would count again. Times are measurements, of which each counts.
+    Losses and rewards are summed for policies, so a repeated report would count twice, for example one of a microbatch
+    after one of the whole batch. Every report of a time counts, because times are measurements.
     """
 
     def __init__(self, notes: RunNotes | None) -> None:
-        """Note in the folder of a run; ``None`` keeps nothing, and checks all the same."""
+        """Note in the folder of a run; ``None`` only checks reports, and keeps nothing."""
         self.notes = notes
         self.handed: TrainingBatch | None = None
-        """What is told of where no rows are named; ``None`` before the first and behind the last."""
+        """Batch of a report that names no rows; ``None`` before the first batch and after the last."""
         self._told: dict[tuple[str, int], object] = {}
-        """Rows that something was told of, by that: they are held, for others would have their number."""
+        """Reported rows by value and ``id``; they are kept alive, because other objects would reuse their ids."""
         self._silent_is_told = False
 
     def begin(self, batch: TrainingBatch | None) -> None:
-        """A batch is handed out, of which nothing was told; ``None`` for no other."""
+        """Begin with a batch that was handed out; ``None`` if there is no other."""
         self.handed = batch
         self._told.clear()
 
     def note(self, step: int, rows: PackedRows, names: Sequence[str], told: Observed) -> None:
-        """Note what is told of rows of a step; nothing of it where some is refused.
+        """Note a report on rows of a step; if any part of it is refused, note nothing.
 
         Args:
             step: The step.
-            rows: Its batch, or one of its microbatches.
+            rows: The batch, or one of its microbatches.
             names: Names of the sources, by number.
-            told: What is told.
+            told: The report.
 
         Raises:
-            ConfigError: It has another shape than what it is of, there is no such source, or it was told before.
+            ConfigError: A value has another shape than the rows, there is no such source, or it is a repetition.
         """
         self._require_new(step, rows, told)
         got = {} if told.rewards is None else rows.rewards_of_sources(told.rewards)
@@ -247,7 +247,7 @@ class Observer:
     def _note_source(
         self, step: int, rows: PackedRows, names: Sequence[str], told: Observed
     ) -> bool:
-        """Note the means of a source; tell whether they count: without a label in the rows they do not."""
+        """Note the means of a source; return whether they count, which they do only with labels in the rows."""
         assert told.source is not None, "it is told of"
         means = means_of_source(told.loss, told.reward)
         require_known([told.source], names)
@@ -257,7 +257,7 @@ class Observer:
             self._silent_is_told = True
             warn_of_no_label(step, told.source)
         if self.notes is not None and count:
-            # What is of the whole step counts once; what is of these rows, once by each cp peer that has labels.
+            # A report on the whole step counts once; a report on these rows counts for each cp peer with labels.
             told_of = (first, found.columns) if told.labels is None else (None, None)
             self.notes.add_means(step, told.source, means, count, *told_of)
         return count > 0

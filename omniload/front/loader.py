@@ -143,7 +143,7 @@ class Loader:
             self._observer.begin(
                 None
             )  # the last may lie on a device, which an evaluation wants for itself
-            # Not of a rank that joins a plane at its end: it begins at a later step.
+            # Not for a rank that joins a plane at its end, because it begins at a later step.
             if self._state is None and not self.next_step and not self._first_is_checked:
                 self._first_is_checked = True
                 warn_of_no_batch()

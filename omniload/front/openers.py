@@ -78,7 +78,7 @@ class OpenAlone(OpenClient):
 class OpenTogether(OpenClient):
     """Opens the plane in rank 0 of a job; every other rank joins it, or takes its batches from another rank.
 
-    A rank has one of four parts::
+    Each rank does one of four things::
 
         plane                             rank 0         other ranks    peers along tp, pp, ep
         actors of a Ray                   _bring_up      _join          _follow the first of them
@@ -87,7 +87,7 @@ class OpenTogether(OpenClient):
         threads of rank 0, beside a plane
         that this process has open        _deal          _follow        _follow
 
-    The last is for an evaluation beside a training: rank 0 takes the batches of all ranks, and sends the others theirs.
+    The last line is an evaluation during a training: rank 0 takes all batches, and sends the other ranks theirs.
     """
 
     spec: PlaneSpec
@@ -119,7 +119,7 @@ class OpenTogether(OpenClient):
             raise
 
     def _deals_beside(self, stack: ExitStack) -> bool:
-        """Take this process's turn to have a plane of several ranks; tell whether it is taken, so that rank 0 deals.
+        """Take this process's turn for a plane of several ranks; return whether it was taken, so that rank 0 deals.
 
         Raises:
             StateError: It is taken, and rank 0 cannot send batches to the others, or would hold up a training.

@@ -191,7 +191,7 @@ def _found(spec: PlaneSpec) -> list[CachedUnits]:
 def _make(
     spec: PlaneSpec, found: Sequence[CachedUnits], stretches: Sequence[Stretch], workers: int
 ) -> list[_Made]:
-    """Have units looked for, and made, by processes, and return what became of those of each source.
+    """Let processes check and make units; return the results by source.
 
     Raises:
         OmniloadError: A source cannot be read, the cache is full, or a process was lost.
@@ -200,7 +200,7 @@ def _make(
     kept = {each.source: _kept_beside(each, stretches) for each in found}
     with progress("tokenising units", sum(len(each.units) for each in stretches)) as advance:
         for source, count in _units_made(spec, stretches, workers):
-            # What is kept and whole is none that was made: it was to be looked at, or a run made it meanwhile.
+            # A kept, undamaged unit does not count as made: it was only checked, or a run has made it meanwhile.
             kept[source] += count is None
             made[source] += count is not None
             tokens[source] += count or 0
@@ -219,7 +219,7 @@ def _make(
 
 
 def _kept_beside(units: CachedUnits, stretches: Sequence[Stretch]) -> int:
-    """Return how many units of a source are kept, by their names, beside those of stretches."""
+    """Return how many units of a source are kept, by their names, apart from those of ``stretches``."""
     asked = [unit for each in stretches if each.source == units.source for unit in each.units]
     return int(units.is_kept_U[~np.isin(units.units_U, asked)].sum())
 
@@ -227,7 +227,7 @@ def _kept_beside(units: CachedUnits, stretches: Sequence[Stretch]) -> int:
 def _units_made(
     spec: PlaneSpec, stretches: Sequence[Stretch], workers: int
 ) -> Iterator[tuple[str, int | None]]:
-    """Yield the source and the tokens of each unit as it is kept; ``None`` of one that was, and is whole."""
+    """Yield the source and the tokens of each unit when it is kept; ``None`` for one that was kept and is undamaged."""
     left, limit_s = deque(stretches), spec.mix.runtime.stuck_after
     with ExitStack() as held:
         busy: dict[Connection, _Worker] = {}
@@ -282,7 +282,7 @@ class _Worker:
         self._process.join(_ENDS_S)
 
     def begin(self, stretch: Stretch) -> None:
-        """Have the process make a stretch."""
+        """Let the process make a stretch."""
         self.stretch, self._at, self.heard_s = stretch, 0, time.monotonic()
         try:
             self.pipe.send(stretch)
@@ -295,7 +295,7 @@ class _Worker:
         return self._at < len(self.stretch.units)
 
     def heard(self) -> int | None:
-        """Return the tokens of a unit that it has made, ``None`` of one that was kept; raise what went wrong there."""
+        """Return the tokens of a unit that it has made, or ``None`` for a kept one; raise the error of the process."""
         try:
             found = self.pipe.recv()
         except (EOFError, OSError) as error:
@@ -358,7 +358,7 @@ class _Opened:
         self._source: RecordSource | None = None
 
     def tokens_of(self, name: str, unit: int) -> int | OmniloadError | None:
-        """Keep the tokens of a unit; return how many were made, ``None`` if it was kept, or what went wrong."""
+        """Keep the tokens of a unit; return their number, ``None`` if it was kept already, or the error."""
         try:
             if self._source is None or self._source.name != name:
                 self._source = self._open(name)

@@ -107,7 +107,7 @@ class DynamicSampler:
             tolerance: Rewards of a group that differ by no more than this are equal.
             process_group: torch's group of the ranks along dp; the job's by default.
             exchange: How ranks exchange values, if not through torch.
-            peers: How those along tp, pp and ep do, which have the same prompts: what the first of them answers counts.
+            peers: The same for ranks along tp, pp and ep, which share prompts; the first one's answers count.
             timeout: Seconds that ranks wait for the rollout of another.
 
         Raises:
@@ -317,9 +317,9 @@ class DynamicSampler:
         return event_of(self._json_exchange.gather(kind, self._filler.batch, report), judged)
 
     def _answered(self, prompts: list[Prompt], rollout: Rollout) -> list[Group]:
-        """Return prompts with what the rollout of the first of the ranks that share them gave.
+        """Return groups with the answers of the first of the ranks that share these prompts.
 
-        All of those make it, as they may have to together. By answers of its own each would come to other batches.
+        All of them call the rollout, as they may have to do it together; own answers would lead to different batches.
         """
         groups: list[Group] = []
 
@@ -327,9 +327,8 @@ class DynamicSampler:
             given = rollout(prompts)
             if not self._peers.exchange.rank:
                 groups[:] = groups_of(prompts, given)
-            return {
-                "groups": [] if self._peers.exchange.size == 1 else list(map(group_json, groups))
-            }
+            sent = () if self._peers.exchange.size == 1 else groups
+            return {"groups": list(map(group_json, sent))}
 
         first, *_ = self._peers.gather("answers", self._filler.batch, part)
         return groups or [group_from(each) for each in first["groups"]]
