@@ -77,3 +77,23 @@ def test_as_many_bad_records_as_lie_before_the_cursor_in_its_epoch_are_possible(
     else:
         with pytest.raises(StateError, match=r"has 3 bad records .* and 2 records lie there"):
             require_possible(state, mix, [10])
+
+
+@pytest.mark.parametrize(
+    ("epochs", "cursor", "is_possible"), [(0.3, 3, True), (0.3, 2, False), (1, 10, False)]
+)
+def test_a_part_of_the_first_epoch_may_give_nothing_as_a_whole_one_may_not(
+    epochs, cursor, is_possible
+):
+    amounts = {"code": {"samples": 9}, "web": {"epochs": epochs}}
+    mix = a_mix(version=2, mix={"amounts": amounts})
+    state = MixState.start(2)
+    state = replace(state, step=1, cursors_S=((9, 0, 0), (cursor, 0, 0)), drawn_S=(9, 0))
+
+    if is_possible:
+        require_possible(state, mix, [10, 10])
+    else:
+        with pytest.raises(
+            StateError, match=r"'web' stands at .* nothing was drawn of it|after 1 epoch"
+        ):
+            require_possible(state, mix, [10, 10])
