@@ -140,6 +140,13 @@ def test_a_value_of_a_whole_record_stays_with_what_functions_make_of_it(folder):
         assert bytes(piece.columns["written"]).decode().partition("--")[0] == made
 
 
+def test_a_text_that_is_empty_is_left_out_by_no_function(folder):
+    texts = ["d1--page 1", "", "d2--page 2"]
+    (folder / "web.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+
+    assert drawn(a_mix(a_map("strip"))) == ["1", "2"]
+
+
 def test_all_of_a_batch_may_be_left_out(folder):
     with pytest.raises(ConfigError, match="none of its 200 records gives a sample"):
         drawn(a_mix(a_map("long_ones", drops=True, options={"least": 999})))
