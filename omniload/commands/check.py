@@ -291,6 +291,7 @@ def _sizes(mix: MixConfig, found: Sequence[FoundSource]) -> SourceSizes:
         mix,
         [float(source.records) for source in found],
         [s.tokens_per_record or max(unknown, s.size_bytes / s.records) for s in found],
+        samples_per_record_S=[s.samples_per_record if s.tokens_per_record else 1.0 for s in found],
     )
 
 

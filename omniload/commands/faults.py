@@ -20,7 +20,7 @@ from omniload.mix.columns import column_kind, name_outside
 from omniload.mix.config import MixConfig, SourceConfig
 from omniload.mix.schema.messages import CompletionTransform, PreferenceTransform
 from omniload.mix.schema.splits import TRAIN, share_of
-from omniload.mix.schema.transforms import encoding_of
+from omniload.mix.schema.transforms import FilterTransform, encoding_of
 from omniload.plan.costs.words import fault_of_words, unfit_words
 from omniload.source.formats.format import Records
 from omniload.source.kept_findings import FoundSource
@@ -51,8 +51,9 @@ __all__ = [
 FIRST_RECORDS = 64
 """Records of a source whose tokens are counted."""
 _MANY_CUT = 0.1
-"""Part of the first conversations that may be cut: most data sets have a few long ones on purpose."""
-
+"""Part of the first conversations that may be cut: a few long ones are in most sets, and meant to be."""
+_FEW_OF_A_SPLIT = 64
+"""Records about, of the split that is drawn, below which it may well have none."""
 _NAMED = 3
 """Sources named in a message."""
 _GRAVITY = (IntegrityError, ConfigError, StateError, UnavailableError, OmniloadError)
@@ -267,27 +268,17 @@ def why_nothing(
     Raises:
         ConfigError: The first records are all records of the source, or no other record gives a sample either.
     """
-    source, key, tried = mix.sources[name], f"sources.{name}", len(first.column)
-    why = remedy = ""
+    source, tried = mix.sources[name], len(first.column)
+    key, why, remedy = _why_none_of_first(mix, name, first, lengths_N)
+    if lengths_N is not None and len(lengths_N):
+        tried = tried if len(lengths_N) < FIRST_RECORDS else len(lengths_N)
     split = source.split or TRAIN
-    if first.kept_B is not None and tried and not first.kept_B.any():
-        key, why = f"{key}.where", "meets its conditions"
-        remedy = "correct them, or remove the source"
-    elif lengths_N is None or not len(lengths_N) or source.images_transform is not None:
-        pass  # unknown, because images are tokens too
-    elif not lengths_N.any():
-        tried = tried if len(lengths_N) < FIRST_RECORDS else len(lengths_N)
-        key, why = f"{key}.transforms" if source.transforms else key, "gives a token"
-        remedy = "correct them, or remove the source" if source.transforms else "correct its text"
-    elif source.concat_transform is not None:
-        pass  # joined, and cut to one length
-    elif (source.overlong or mix.pack.overlong) == "drop" and lengths_N[
-        lengths_N > 0
-    ].min() > mix.pack.length:
-        tried = tried if len(lengths_N) < FIRST_RECORDS else len(lengths_N)
-        why = f"fits pack.length {mix.pack.length:,}, and longer ones are dropped"
-        remedy = "raise it, change overlong, or remove the source"
     if not why:
+        if gives_any is not None and _may_give_none(mix, name, first, records) and not gives_any():
+            raise ConfigError(
+                f"{key}: none of its {records:,} records gives a sample that fits pack.length {mix.pack.length:,}; "
+                "change its transforms, its conditions, its splits or overlong, or remove the source"
+            )
         if records * source.share_drawn >= 1:
             return ""
         return (
@@ -296,9 +287,40 @@ def why_nothing(
         )
     if tried >= records:
         raise ConfigError(f"{key}: none of its {records:,} records {why}; {remedy}")
-    if source.images_transform is not None:
-        gives_any = None
     return _of_first(key, f"of its first {tried:,} records", records, f"{why}; {remedy}", gives_any)
+
+
+def _why_none_of_first(
+    mix: MixConfig, name: str, first: Records, lengths_N: NDArray[np.integer[Any]] | None
+) -> tuple[str, str, str]:
+    """Return what none of the first records does, between its key and the remedy; empty where one does."""
+    source, key = mix.sources[name], f"sources.{name}"
+    if first.kept_B is not None and len(first.kept_B) and not first.kept_B.any():
+        return f"{key}.where", "meets its conditions", "correct them, or remove the source"
+    if lengths_N is None or not len(lengths_N) or source.images_transform is not None:
+        return key, "", ""  # not known: images are tokens too
+    if not lengths_N.any():
+        if not source.transforms:
+            return key, "gives a token", "correct its text"
+        return f"{key}.transforms", "gives a token", "correct them, or remove the source"
+    is_dropped = (source.overlong or mix.pack.overlong) == "drop" and not source.concat_transform
+    if is_dropped and lengths_N[lengths_N > 0].min() > mix.pack.length:
+        why = f"fits pack.length {mix.pack.length:,}, and longer ones are dropped"
+        return key, why, "raise it, change overlong, or remove the source"
+    return key, "", ""
+
+
+def _may_give_none(mix: MixConfig, name: str, first: Records, records: int) -> bool:
+    """Tell whether a source may give nothing though its first records do, and a run would be refused for that."""
+    source, amount = mix.sources[name], (mix.mix.amounts or {}).get(name)
+    ends = mix.mix.stop == "each_once" or (amount is not None and amount.kind == "epochs")
+    if ends and source.may_end_empty:
+        return False
+    if source.concat_transform is not None:
+        # Sequences have other lengths than the documents that were looked at.
+        return any(isinstance(each, FilterTransform) for each in source.transforms)
+    kept = 1.0 if first.kept_B is None or not len(first.kept_B) else float(first.kept_B.mean())
+    return source.share_drawn < 1 and records * kept * source.share_drawn < _FEW_OF_A_SPLIT
 
 
 def _of_first(

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.actors.plane import PlaneSpec, require_rows
+from omniload.actors.roles.first_look import gives_any
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.concurrency.time_limit import LimitedCalls
 from omniload.base.config import every_fault
@@ -48,7 +49,6 @@ from omniload.source.parsing.beginnings import mends_all
 from omniload.source.parsing.image_cells import ENCODED
 from omniload.source.parsing.token_lists import said_of_place
 from omniload.source.spec import SourceSpec
-from omniload.source.survey.documents import open_survey, trained_on
 from omniload.source.survey.spread import Spread, evenly, unevenness
 from omniload.source.tokenize import Tokenizer, doubt_of_ids, open_tokenizer
 from omniload.source.transforms.opening import open_pipeline
@@ -218,11 +218,12 @@ def _looked_at(
     # A record that conditions leave out counts as nothing.
     kept = 1.0 if first.kept_B is None or not len(first.kept_B) else float(first.kept_B.mean())
     known_N = np.zeros(0, np.int64) if lengths_N is None else lengths_N
-    mean = float(known_N.mean()) if len(known_N) else 0.0
+    mean, gives = (float(known_N.mean()), float((known_N > 0).mean())) if len(known_N) else (0, 1)
     size_bytes = sum(file.size_bytes for file in opened.files)
     is_small = records <= _ALL_RECORDS and size_bytes <= _ALL_BYTES
-    gives_any = partial(_gives_any, mix, source) if is_small and lengths_N is not None else None
-    doubts = [why_nothing(mix, name, first, lengths_N, records, gives_any)]
+    is_readable = is_small and lengths_N is not None and config.images_transform is None
+    read_all = partial(_gives_any, mix, source) if is_readable else None
+    doubts = [why_nothing(mix, name, first, lengths_N, records, read_all)]
     if not doubts[0]:
         # All warnings are kept, because an intended one that stays must not hide another.
         every = (
@@ -253,6 +254,7 @@ def _looked_at(
         records=records,
         size_bytes=size_bytes,
         tokens_per_record=kept * mean * drawn,
+        samples_per_record=kept * gives * drawn,
         times=times,
         along=spread.along,
         firsts=0 if unseen else len(known_N),
@@ -262,11 +264,11 @@ def _looked_at(
 
 
 def _gives_any(mix: MixConfig, source: SourceSpec) -> bool:
-    """Read all of a source, and return whether a record gives a sample that rows accept."""
-    is_cut = source.config.concat_transform is not None
-    overlong = "split" if is_cut else source.config.overlong or mix.pack.overlong
-    every = open_survey(source, sample=None).looked()
-    return any(trained_on(e.lengths_N, mix.pack.length, overlong).any() for e in every)
+    """Read all of a source as a run does, and tell whether a record gives a sample that rows take."""
+    from omniload.source.record_source import open_source  # noqa: PLC0415 -- it loads what few checks need
+
+    opened = open_source(source)
+    return gives_any(opened.read(0, opened.positions_per_epoch), mix, source.name)
 
 
 def _first_of_later_files(

@@ -115,7 +115,7 @@ def plan(  # noqa: PLR0913 -- one for each option
     mix = with_expected_steps(spec.mix, sizes, steps, tokens_per_step=per_step)
     expected = rehearsed.forecast(mix, sizes, steps, tokens_per_step=per_step)
     if refusal is None:
-        _require_amounts(spec.mix, file, expected, steps)
+        _require_amounts(spec.mix, file, rehearsed, expected)
     look_sorted = [*sorted_files(spec.mix, {each.name: each.differences for each in profiles})]
     warnings = [*warnings_of(spec.mix, expected, rehearsed.steps), *look_sorted]
     error: float | None = 0.0
@@ -163,14 +163,14 @@ def _until(
     return step, Refusal(step=step, error=error, is_seen=False)
 
 
-def _require_amounts(mix: MixConfig, file: Path, expected: Forecast, steps: int) -> None:
+def _require_amounts(mix: MixConfig, file: Path, rehearsed: FirstSteps, expected: Forecast) -> None:
     """Refuse fewer steps than the amounts of a mix take."""
-    if mix.mix.amounts is None:
-        return
-    assert expected.wanted_S is not None, "it has amounts"
-    part = float(expected.total.tokens_S.sum() / expected.wanted_S.sum())
-    where = f"{file}:{line_of(file, 'mix', 'amounts') or 1}"
-    require_amounts(where, mix.mix.amounts, part, steps)
+    if mix.mix.amounts is not None and expected.wanted_S is not None:
+        part = float(expected.total.tokens_S.sum() / expected.wanted_S.sum())
+        if rehearsed.is_whole:
+            part = rehearsed.part_drawn or 0.0
+        where = f"{file}:{line_of(file, 'mix', 'amounts') or 1}"
+        require_amounts(where, mix.mix.amounts, part, expected.total.stop)
 
 
 def _say_resources(mix: MixConfig, profiles: Sequence[SourceProfile], as_json: bool) -> None:

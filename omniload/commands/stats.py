@@ -206,20 +206,22 @@ def _survey(spec: PlaneSpec, sample: int | None) -> tuple[list[Survey], _Looking
 
 
 def _sizes_of(mix: MixConfig, surveys: Sequence[Survey], looking: _Looking) -> SourceSizes:
-    """Return the sizes of sources, from the documents that were looked at."""
+    """Return what sources hold, by the documents that were looked at."""
+    drawn_S = np.asarray(
+        [
+            # Lengths are those of records that could be decoded; of the others there is no document.
+            mix.sources[name].share_drawn * (1 - bad / max(survey.wanted, 1))
+            for name, survey, bad in zip(mix.names, surveys, looking.bad, strict=True)
+        ]
+    )
+    looked_S = [max(each.documents + each.empty, 1) for each in looking.lengths]
     return SourceSizes.of(
         mix,
-        [
-            # Lengths are those of decoded records, because the other records give no document.
-            survey.records * mix.sources[name].share_drawn * (1 - bad / max(survey.wanted, 1))
-            for name, survey, bad in zip(mix.names, surveys, looking.bad, strict=True)
-        ],
-        [lengths.mean for lengths in looking.lengths],
+        [float(survey.records) for survey in surveys],
+        drawn_S * [lengths.mean for lengths in looking.lengths],
         [survey.behind for survey in surveys],
-        [
-            rows / max(lengths.documents + lengths.empty, 1)
-            for rows, lengths in zip(looking.rows, looking.lengths, strict=True)
-        ],
+        drawn_S * looking.rows / looked_S,
+        drawn_S * [lengths.documents for lengths in looking.lengths] / looked_S,
     )
 
 

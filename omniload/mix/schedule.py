@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 from omniload.base.errors import ConfigError
 from omniload.mix.config import MixConfig, Stage
 from omniload.mix.deficit import integer_weights
@@ -17,13 +14,13 @@ from omniload.mix.state import MixState
 __all__ = [
     "GOES_ON",
     "MixSchedule",
-    "amount_tokens_S",
     "amounts_S",
     "boundaries",
     "draw_weights_at",
     "drawn_in",
     "gone_on_without_S",
     "part_done",
+    "part_drawn",
     "stage_at",
     "stages_from",
     "steps_alike",
@@ -117,6 +114,24 @@ def _drawn_whole_S(mix: MixConfig, state: MixState, wanted_S: Sequence[int]) -> 
     return found
 
 
+def part_drawn(mix: MixConfig, state: MixState, records_S: Sequence[int]) -> float:
+    """Return how much of its amounts a mix has drawn, of the one that is least far; 1 where all of them are drawn.
+
+    Args:
+        mix: A mix with amounts.
+        state: Where the run stands.
+        records_S: Raw records of each source.
+    """
+    wanted_S = amounts_S(mix, records_S)
+    kinds_S = [(mix.mix.amounts or {})[name].kind for name in mix.names]
+    return min(
+        1.0 if is_whole else drawn_in(kind, state, s) / wanted_S[s]
+        for s, (kind, is_whole) in enumerate(
+            zip(kinds_S, _drawn_whole_S(mix, state, wanted_S), strict=True)
+        )
+    )
+
+
 def drawn_in(kind: str, state: MixState, source: int) -> int:
     """Return how much of a source is drawn: records if ``kind`` is ``epochs``, otherwise the unit of its amount."""
     if kind != "epochs":
@@ -145,17 +160,6 @@ def amounts_S(mix: MixConfig, records_S: Sequence[int]) -> list[int]:
                 "the source"
             )
     return found
-
-
-def amount_tokens_S(
-    mix: MixConfig, records_S: NDArray[np.float64], tokens_per_record_S: NDArray[np.float64]
-) -> NDArray[np.float64] | None:
-    """Return the tokens in the amount of each source, from the mean tokens of a record; ``None`` without amounts."""
-    if mix.mix.amounts is None:
-        return None
-    units_S = np.asarray(amounts_S(mix, [round(n) for n in records_S.tolist()]), np.float64)
-    counts_tokens_S = [mix.mix.amounts[name].kind == "tokens" for name in mix.names]
-    return np.where(counts_tokens_S, units_S, units_S * tokens_per_record_S)
 
 
 def steps_alike(stages: Sequence[Stage], step: int) -> int:

@@ -34,7 +34,7 @@ from omniload.machine.messages import (
 from omniload.machine.plans.building import BuildSteps, FetchSlices, SlicesFetched
 from omniload.mix.config import MixConfig
 from omniload.mix.pieces import PieceTable
-from omniload.mix.schedule import drawn_in
+from omniload.mix.schedule import drawn_in, part_drawn
 from omniload.mix.state import MixState
 from omniload.plan.forecast.figures import StepFigures, figures_of
 from omniload.plan.forecast.forecast import Forecast, Span, forecast
@@ -79,6 +79,8 @@ class Rehearsal:
         )
         """The only loader, for all sources."""
         facts = self.loader.facts()
+        self.records_S = [facts[s].positions_per_epoch for s in every_source]
+        """Raw records of each source."""
         self._planner = make_planner(spec, [facts[s] for s in every_source])
 
     @property
@@ -205,7 +207,11 @@ class FirstSteps:
     overlong_KS: NDArray[np.int64]
     """Tokens left out in these steps by the policy for overlong documents."""
     begun_S: NDArray[np.int64]
-    """Records of each source that these steps begin, counted each time."""
+    """Records of each source that they begin, each as often as they do."""
+    samples_S: NDArray[np.int64]
+    """Samples of each source that they begin."""
+    part_drawn: float | None = None
+    """How much of its amounts, of the one that is least far, is drawn and in rows; ``None`` of a mix of weights."""
     is_whole: bool = False
     """Whether these are all steps of the run."""
     refusal: Refusal | None = None
@@ -239,7 +245,8 @@ class FirstSteps:
         if not self.is_whole:
             return sizes, self.tokens_per_step
         drawn_S, records_S = self.drawn_KS.sum(axis=0), [float(each.records) for each in profiles]
-        sizes = sizes.that_gave(drawn_S, self.begun_S / np.asarray(records_S))
+        epochs_S = self.begun_S / np.asarray(records_S)
+        sizes = sizes.that_gave(drawn_S, self.samples_S, epochs_S)
         return sizes, float(drawn_S.sum()) / len(self.steps)
 
     def forecast(
@@ -282,6 +289,7 @@ class FirstSteps:
             [float(source.records) for source in profiles],
             tokens_S * self.kept_S,
             [source.behind for source in profiles],
+            samples_per_record_S=[source.samples_per_record for source in profiles],
         )
 
     def _but_for(self, group: int, groups: int) -> "FirstSteps":
@@ -341,6 +349,7 @@ def _first_steps(
     plans, dp = rehearsal.plans(), spec.tree.size_of("dp")
     steps: list[StepFigures] = []
     num_sources, drawn_KS = len(mix.names), list[tuple[int, ...]]()
+    samples_S = np.zeros(num_sources, np.int64)
     overlong_KS: list[NDArray[np.int64]] = [np.zeros(num_sources, np.int64)]
 
     def planned_by(count: int, advance: Callable[[int], object]) -> Refusal | None:
@@ -348,6 +357,8 @@ def _first_steps(
             for planned in islice(plans, count):
                 steps.append(figures_of(mix, planned, dp, rehearsal.tags_of(planned)))
                 drawn_KS.append(planned.tokens_S)
+                begun = planned.pieces.sources_P[planned.pieces.starts_P == 0]
+                samples_S[:] += np.bincount(begun, minlength=num_sources)
                 overlong_KS.append(rehearsal.overlong_S)
                 advance(1)
         except (ConfigError, IntegrityError) as error:
@@ -371,8 +382,14 @@ def _first_steps(
             begun_S=np.asarray(
                 [drawn_in("epochs", rehearsal.state, s) for s in range(num_sources)]
             ),
+            samples_S=samples_S.copy(),
+            part_drawn=None if mix.mix.amounts is None else part_in_rows(rehearsal.state),
             refusal=refusal,
         )
+
+    def part_in_rows(state: MixState) -> float:
+        in_rows, waits = np.sum(drawn_KS), state.carried.lengths_P.sum()
+        return part_drawn(mix, state, rehearsal.records_S) * float(in_rows / (in_rows + waits))
 
     limit = min(most, spec.num_steps or most)
     found = look(limit)

@@ -31,6 +31,8 @@ __all__ = ["SourceProfile", "profile"]
 
 _UNIT_TEXT_BYTES = 1 << 20
 _UNIT_TOKENS = 1 << 20
+_UNITS_OF_RARE = 256
+"""Units to look at where few records give a sample."""
 _OUTLIES = 2.0
 """Ratio to the median from which a unit gets its own sample, because a document in it is far longer than others."""
 _FEWEST = 2
@@ -55,7 +57,9 @@ class SourceProfile:
     sampled_records: int
     """Number of records that the estimates are based on."""
     tokens_per_record: float
-    """Estimated mean tokens per record; a record without a sample, of another split, or left out counts as 0."""
+    """Mean tokens of a record, estimated; one that gives no sample, is of another split or is left out counts as 0."""
+    samples_per_record: float = 1.0
+    """Part of the records that give a sample, estimated likewise."""
     varies: float = 0.0
     """Standard deviation of the tokens of sampled records, divided by their mean."""
     behind: float = 0.0
@@ -102,13 +106,14 @@ def profile(
 ) -> SourceProfile:
     """Measure a source: its records exactly, and its tokens from a few units.
 
-    Units are chosen evenly, plus one that is far larger than others, and records evenly over each unit, without
-    randomness. The estimate is scaled by bytes if units are ranges of bytes, and otherwise by records.
+    Units are taken evenly, with one far larger than others, and records evenly over each; no randomness. What was
+    sampled speaks for bytes where the format counts them, and else for records. Where those give no sample, as under
+    conditions that few records meet, up to 256 units are looked at.
 
     Args:
-        spec: The source; the measurements are stored with its index, for later starts.
-        shard_cache: Cache of remote shards on this node; ``None`` reads shards from their stores.
-        units: Most units to decode.
+        spec: The source; what was measured is kept with its index, for later starts.
+        shard_cache: Where shards of stores are kept on this node; ``None`` reads them from their stores.
+        units: Most units to decode where they give a sample.
 
     Raises:
         OmniloadError: As for ``open_source``.
@@ -121,9 +126,16 @@ def profile(
     before = drawn_before(spec, opened.format.units(), opened.files)
     pipeline = open_pipeline(spec.uncut)
     distinct = distinct_records(spec, opened.format, opened.files)
-    chosen = _chosen(filled, extents_U := _extents_U(opened.format), units)
-    sampled = [_sample(opened.format, unit, pipeline, distinct) for unit in chosen.tolist()]
-    lengths = np.concatenate([sample.lengths for sample in sampled])
+    extents_U = _extents_U(opened.format)
+
+    def sample(wanted: int) -> tuple[NDArray[np.int64], list[_Sample]]:
+        at = _chosen(filled, extents_U, wanted)
+        return at, [_sample(opened.format, unit, pipeline, distinct) for unit in at.tolist()]
+
+    chosen, sampled = sample(units)
+    if not any(each.lengths.any() for each in sampled):
+        chosen, sampled = sample(max(units, _UNITS_OF_RARE))
+    lengths = np.concatenate([each.lengths for each in sampled])
     tokens, error = _estimated(sampled, rows_U, extents_U, chosen)
     spread = Spread.of([sample.lengths for sample in sampled])
     files = opened.files
@@ -134,13 +146,14 @@ def profile(
         size_bytes=sum(file.size_bytes for file in files),
         sampled_records=len(lengths),
         tokens_per_record=tokens / records * config.share_drawn,
+        samples_per_record=float((lengths > 0).mean()) * config.share_drawn,
         varies=float(lengths.std()) / max(float(lengths.mean()), 1e-9),
         behind=0.0 if before is None else before.records / records,
         units=len(filled),
         between=spread.between,
         along=spread.along,
         tokens_error=0.0 if len(lengths) == records else error,
-        bad_records=sum(sample.bad for sample in sampled),
+        bad_records=sum(each.bad for each in sampled),
         longest_tokens=int(lengths.max(initial=0)),
         block_bytes=_block_bytes(sampled, rows_U, chosen, config.shuffle, len(filled)),
         preprocess_s_per_token=min(1.0, *(s.preprocess_s_per_token for s in sampled)),

@@ -28,8 +28,8 @@ from omniload.source.survey.spread import Differences
 
 __all__ = ["FoundSource", "keep_findings", "kept_findings", "key_of_source", "key_of_tokenizer"]
 
-_VERSION: Literal[10] = 10
-"""Increased whenever a check looks for something new, so that old findings are not used."""
+_VERSION: Literal[11] = 11
+"""Raised whenever a check looks for something else, so that what it did not look for is looked at."""
 _LARGEST_BYTES = 64 << 20
 _NAME = "check.findings.json"
 _LOG = get_logger(__name__)
@@ -54,7 +54,9 @@ class FoundSource:
     size_bytes: int
     """Size of the files as stored."""
     tokens_per_record: float
-    """Mean tokens of the first records, which were decoded, over all splits; 0 if none of them has any."""
+    """Mean tokens of the first records, which were decoded, over all splits; 0 where none of them gives any."""
+    samples_per_record: float = 1.0
+    """Part of the records that give a sample, by the same, over the split that is drawn."""
     times: float = 1.0
     """Ratio of the longest records' units to other units, by their sizes; 1 if it is unknown."""
     along: float = 0.0
@@ -75,7 +77,7 @@ class FoundSource:
 class _Findings(StrictModel):
     """Content of the file."""
 
-    version: Literal[10]
+    version: Literal[11]
     sources: dict[str, tuple[str, FoundSource]]
     """For each source, the key of the finding and the finding."""
 

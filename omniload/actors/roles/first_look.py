@@ -8,7 +8,7 @@ from omniload.mix.config import MixConfig
 from omniload.source.parts.sample_block import SampleBlock
 from omniload.source.source import Source
 
-__all__ = ["Look", "as_it_is", "require_samples"]
+__all__ = ["Look", "as_it_is", "gives_any", "require_samples"]
 
 Look: TypeAlias = Callable[[Source, MixConfig], None]
 """Checks an opened source; raises an error if something is wrong with it."""
@@ -31,20 +31,20 @@ def require_samples(source: Source, mix: MixConfig) -> None:
     """
     config, records = mix.sources[source.name], source.positions_per_epoch
     if config.shuffle.method == "full" and records > _FEW:
-        return  # decoding all of it would take longer than the user waits
-    if _gives_any(source.read(0, min(_FIRST, records)), mix, source.name):
+        return  # all of it would be decoded first, for longer than whoever adds it waits
+    if gives_any(source.read(0, min(_FIRST, records)), mix, source.name):
         return
     if records > _FEW or config.may_end_empty:
         return
-    if not _gives_any(source.read(0, records), mix, source.name):
+    if not gives_any(source.read(0, records), mix, source.name):
         raise ConfigError(
             f"sources.{source.name}: none of its {records:,} records gives a sample that fits pack.length "
             f"{mix.pack.length:,}; change overlong, its conditions, its transforms or its text key, and add it then"
         )
 
 
-def _gives_any(block: SampleBlock, mix: MixConfig, name: str) -> bool:
-    """Return whether the run would draw any sample of a block."""
+def gives_any(block: SampleBlock, mix: MixConfig, name: str) -> bool:
+    """Tell whether a sample of a block would be drawn."""
     lengths_N = block.table.lengths_N
     if (mix.sources[name].overlong or mix.pack.overlong) == "drop":
         lengths_N = lengths_N[lengths_N <= mix.pack.length]

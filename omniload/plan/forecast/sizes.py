@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.mix.config import MixConfig
-from omniload.mix.schedule import amount_tokens_S, weights_at
+from omniload.mix.schedule import amounts_S, weights_at
 
 __all__ = ["PADDING", "Sampled", "SourceSizes", "repetitions_of", "rooms_left"]
 
@@ -70,6 +70,8 @@ class SourceSizes:
     """Mean rows that a sample takes which lies alone in them; ``None`` has one of the mean length stand for all."""
     behind_S: NDArray[np.float64] | float = 0.0
     """Part of the first epoch that another loader, or a run before, had drawn of it; from 0 to below 1."""
+    records_S: NDArray[np.float64] | None = None
+    """Records in an epoch, of which amounts in epochs are; ``None`` where each is a sample."""
 
     @classmethod
     def of(
@@ -78,37 +80,56 @@ class SourceSizes:
         records_S: Sequence[float] | NDArray[np.float64],
         tokens_per_record_S: Sequence[float] | NDArray[np.float64],
         behind_S: Sequence[float] | float = 0.0,
-        rows_per_record_S: Sequence[float] | None = None,
+        rows_per_record_S: Sequence[float] | NDArray[np.float64] | None = None,
+        samples_per_record_S: Sequence[float] | NDArray[np.float64] | float = 1.0,
     ) -> Self:
         """Return the sizes of sources whose records are counted, and their tokens, and rows of their own, measured.
 
-        A record is a sample, but where documents are joined: there a sample has the length that is asked for, or all of
-        an epoch. That the last of each unit is shorter is left out, as the number of units is not known here.
+        A record is a sample, or none where conditions, splits or transforms leave it out; weights and amounts count
+        those that are. Where documents are joined a sample has the length that is asked for, or all of an epoch. That
+        the last of each unit is shorter is left out, as the number of units is not known here.
         """
         records_S = np.asarray(records_S, np.float64)
         tokens_S = np.asarray(tokens_per_record_S, np.float64)
+        kept_S = np.asarray(samples_per_record_S, np.float64)
         joined = [source.concat_transform for source in mix.sources.values()]
         lengths_S = np.asarray([0 if each is None else each.tokens for each in joined])
         epoch_S = records_S * tokens_S
-        tokens_per_sample_S = np.where(lengths_S > 0, np.minimum(lengths_S, epoch_S), tokens_S)
-        samples_S = np.where(lengths_S > 0, epoch_S / tokens_per_sample_S, records_S)
+        # Of a source that gave no token nothing is known, as of one whose records all give some.
+        per_sample_S = np.divide(tokens_S, kept_S, out=tokens_S.copy(), where=kept_S > 0)
+        tokens_per_sample_S = np.where(lengths_S > 0, np.minimum(lengths_S, epoch_S), per_sample_S)
         rows_S = None
         if rows_per_record_S is not None:
             of_joined_S = np.ceil(tokens_per_sample_S / mix.pack.length)
-            rows_S = np.where(lengths_S > 0, of_joined_S, rows_per_record_S)
+            per_record_S = np.asarray(rows_per_record_S, np.float64)
+            of_each_S = np.divide(per_record_S, kept_S, out=per_record_S.copy(), where=kept_S > 0)
+            rows_S = np.where(lengths_S > 0, of_joined_S, of_each_S)
         return cls(
             rows_per_sample_S=rows_S,
-            samples_S=samples_S,
+            samples_S=epoch_S / tokens_per_sample_S,
             tokens_per_sample_S=tokens_per_sample_S,
             behind_S=np.asarray(behind_S, np.float64),
+            records_S=records_S,
         )
 
-    def that_gave(self, tokens_S: NDArray[np.int64], epochs_S: NDArray[np.float64]) -> Self:
-        """Return the sizes that follow from the tokens that were seen in ``epochs_S`` epochs of each source."""
+    def that_gave(
+        self,
+        tokens_S: NDArray[np.int64],
+        samples_S: NDArray[np.int64],
+        epochs_S: NDArray[np.float64],
+    ) -> Self:
+        """Return the sizes by what so many epochs of each source were seen to give, in tokens and in samples."""
         sized_S = self.tokens_of(epochs_S)
-        was_seen_S = (tokens_S > 0) & (sized_S > 0)
+        was_seen_S = (tokens_S > 0) & (sized_S > 0) & (samples_S > 0)
         times_S = np.divide(tokens_S, sized_S, out=np.ones(len(sized_S)), where=was_seen_S)
-        return replace(self, tokens_per_sample_S=self.tokens_per_sample_S * times_S)
+        per_sample_S = self.tokens_per_sample_S.copy()
+        np.divide(tokens_S, samples_S, out=per_sample_S, where=was_seen_S)
+        return replace(
+            self,
+            samples_S=self.epoch_tokens_S * times_S / per_sample_S,
+            tokens_per_sample_S=per_sample_S,
+            records_S=self.samples_S if self.records_S is None else self.records_S,
+        )
 
     @property
     def epoch_tokens_S(self) -> NDArray[np.float64]:
@@ -152,11 +173,17 @@ class SourceSizes:
     def wanted_S(self, mix: MixConfig) -> NDArray[np.float64] | None:
         """Return the tokens that the amount of each source comes to; ``None`` where the mix has weights."""
         amounts = mix.mix.amounts
-        tokens_S = amount_tokens_S(mix, self.samples_S, self.tokens_per_sample_S)
-        if tokens_S is None or amounts is None:
+        if amounts is None:
             return None
-        by_epochs_S = [amounts[name].kind == "epochs" for name in mix.names]
-        return np.where(by_epochs_S, self.tokens_of(tokens_S / self.epoch_tokens_S), tokens_S)
+        records_S = self.samples_S if self.records_S is None else self.records_S
+        units_S = np.asarray(amounts_S(mix, [round(n) for n in records_S.tolist()]), np.float64)
+        tokens_S = {
+            "tokens": units_S,
+            "samples": units_S * self.tokens_per_sample_S,
+            "epochs": self.tokens_of(units_S / records_S),
+        }
+        kinds = enumerate(amounts[name].kind for name in mix.names)
+        return np.asarray([tokens_S[kind][s] for s, kind in kinds])
 
 
 def rooms_left(mix: MixConfig, sizes: SourceSizes) -> list[str]:

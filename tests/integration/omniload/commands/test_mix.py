@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+import omniload
 from omniload.base.errors import ConfigError, IntegrityError
 from omniload.commands.opening import open_spec
 from omniload.mix.config import MixConfig
@@ -386,6 +387,70 @@ def test_a_plan_of_amounts_shows_wanted_against_drawn_and_a_run_draws_just_that(
     assert (to_the_end["ends_early"], expected["ends_early"]) == (False, True)
     for key in ("steps", "total", "amounts", "rehearsed", "warnings"):
         assert to_the_end[key] == expected[key]
+
+
+JOINED = [{"type": "concat", "tokens": 64}, {"type": "filter", "min_tokens": 64}]
+FEW = {"type": "jsonl", "path": "web.jsonl", "where": {"lang": "en"}}
+
+
+@pytest.mark.parametrize(
+    ("source", "amount"),
+    [
+        (FEW, {"samples": 40}),
+        (FEW, {"epochs": 0.3}),
+        (FEW | {"dedupe": "content"}, {"epochs": 1}),
+        ({"type": "jsonl", "path": "web.jsonl", "transforms": JOINED}, {"samples": 40}),
+        ({"type": "jsonl", "path": "web.jsonl", "transforms": JOINED[:1]}, {"epochs": 0.01}),
+    ],
+)
+def test_a_plan_of_a_short_run_with_amounts_has_the_steps_tokens_and_samples_that_it_draws(
+    tmp_path, monkeypatch, source, amount
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    records = [
+        {"text": f"{i // 2} " * (i % 9 + 1), "lang": "de" if i % 4 else "en"} for i in range(400)
+    ]
+    (tmp_path / "web.jsonl").write_bytes(b"".join(orjson.dumps(r) + b"\n" for r in records))
+    content = {"version": 2, "seed": 1, "tokenizer": {"type": "bytes"}, "pack": {"length": 64}}
+    content |= {"sources": {"web": source}, "mix": {"amounts": {"web": amount}}}
+    content |= {"batch": {"tokens": 128, "micro_tokens": 64}}
+    path = tmp_path / "mix.yaml"
+    path.write_text(yaml.safe_dump(content))
+    with omniload.open(path, arrays="numpy") as loader:
+        pieces = [batch.pieces() for batch in loader]
+
+    plan = json_of("plan", path)
+
+    samples = {piece.key[:3] for step in pieces for piece in step}
+    tokens = sum(len(piece.tokens) for step in pieces for piece in step)
+    assert (plan["steps"], plan["steps_error"]) == (len(pieces), 0.0)
+    assert plan["total"]["web"]["tokens"] == tokens
+    assert plan["total"]["web"]["samples"] == pytest.approx(len(samples))
+    assert plan["amounts"]["web"]["expected_tokens"] == pytest.approx(tokens)
+    assert run_mix("check", path).exit_code == 0
+    if len(pieces) > 1:
+        with pytest.raises(ConfigError, match=f"{len(pieces) - 1} steps? draws? "):
+            json_of("plan", path, "--steps", len(pieces) - 1)
+
+
+def test_a_plan_of_weights_by_samples_counts_records_that_give_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    records = [{"text": f"{i:03}", "lang": "de" if i % 4 else "en"} for i in range(400)]
+    (tmp_path / "web.jsonl").write_bytes(b"".join(orjson.dumps(r) + b"\n" for r in records))
+    content = {"version": 1, "seed": 1, "tokenizer": {"type": "bytes"}, "pack": {"length": 64}}
+    content |= {"sources": {"all": {"type": "jsonl", "path": "web.jsonl"}, "few": FEW}}
+    content["mix"] = {"level": "sample", "stages": [{"weights": {"all": 1, "few": 1}}]}
+    content["batch"] = {"tokens": 128, "micro_tokens": 64}
+    path = tmp_path / "mix.yaml"
+    path.write_text(yaml.safe_dump(content))
+
+    total = json_of("plan", path, "--steps", 500)["total"]
+    stats = json_of("stats", path, "--steps", 500, "--measure", 0)["sources"]
+
+    # As many samples of each, of the same length: of few, of which each epoch has a quarter, four times the epochs.
+    assert [total[name]["share"] for name in ("all", "few")] == pytest.approx([0.5, 0.5])
+    assert total["few"]["epochs"] == pytest.approx(4 * total["all"]["epochs"])
+    assert stats[1]["epochs"] == pytest.approx(4 * stats[0]["epochs"])
 
 
 def a_mix_of_very_different_documents(tmp_path, pack, **source):

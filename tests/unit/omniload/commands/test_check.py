@@ -92,6 +92,14 @@ REFUSED = {
         {"source": "where: {lang: fr}", "records": [TEXT * 60] * 1000},
         "mix.yaml:8: sources.web.where: none of its 1,000 records gives a sample: none of its first ",
     ),
+    "split that none of a few records is of": (
+        {"rest": "splits: {eval: 1.0e-300}\nsplit: eval\n"},
+        "mix.yaml:5: sources.web: none of its 100 records gives a sample that fits pack.length 16; change",
+    ),
+    "filter that no sequence passes": (
+        {"source": "transforms: [{type: concat, tokens: 16}, {type: filter, min_tokens: 17}]"},
+        "mix.yaml:5: sources.web: none of its 100 records gives a sample that fits pack.length 16; change",
+    ),
     "journal of no known store": (
         {"rest": "runtime: {journal: 'nonesuch://x'}\n"},
         "mix.yaml:12: runtime.journal: store 'nonesuch://x': Protocol not known: nonesuch",
@@ -146,8 +154,8 @@ DOUBTED = {
         "mix.yaml:5: sources.web: 64 of its first 64 records are longer than pack.length 16, and overlong",
     ),
     "split of less than a record": (
-        {"rest": "splits: {eval: 1.0e-300}\nsplit: eval\n"},
-        "mix.yaml:5: sources.web: split 'eval' takes 1e-300 of its 100 records, less than one",
+        {"rest": "splits: {eval: 1.0e-300}\nsplit: eval\n", "records": 5000},
+        "mix.yaml:5: sources.web: split 'eval' takes 1e-300 of its 5,000 records, less than one",
     ),
     "split that nothing is held out for": (
         {"rest": "splits: {eval: 0.2, test: 0.001}\n"},

@@ -184,3 +184,14 @@ def test_text_without_a_tokenizer_is_refused(tmp_path):
 
     with pytest.raises(ConfigError, match="there is no tokenizer"):
         profile(SourceSpec("web", LINES, tokenizer=None, base_dir=tmp_path))
+
+
+def test_records_that_give_a_sample_are_sought_where_few_do(tmp_path):
+    for i in range(40):
+        of = pa.table({"tokens": [[1] * 9] * 6, "lang": ["en" if i == 33 else "de"] * 6})
+        pq.write_table(of, tmp_path / f"{i:02}.parquet")
+
+    config = ParquetSource(type="parquet", path="*.parquet", tokens="tokens", where={"lang": "en"})
+    found = profile(SourceSpec("web", config, tokenizer=None, base_dir=tmp_path))
+
+    assert (found.tokens, found.samples_per_record, found.exact) == (54, 1 / 40, True)

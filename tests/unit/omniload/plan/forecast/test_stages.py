@@ -129,9 +129,12 @@ def test_a_run_that_ends_with_its_first_source_is_known_as_the_least_known_one()
 
 
 def test_sizes_that_gave_what_a_run_drew_come_to_just_that():
-    drawn_S, epochs_S = np.array([11_000, 3_100]), np.array([1.0, 3.0])
+    drawn_S, samples_S, epochs_S = np.array([11_000, 3_100]), np.array([250, 90]), np.array([1, 3])
 
-    assert SIZES.that_gave(drawn_S, epochs_S).tokens_of(epochs_S).tolist() == pytest.approx(drawn_S)
+    sizes = SIZES.that_gave(drawn_S, samples_S, epochs_S)
+
+    assert sizes.tokens_of(epochs_S).tolist() == pytest.approx(drawn_S)
+    assert (sizes.samples_S * epochs_S).tolist() == pytest.approx(samples_S)
 
 
 @given(st.integers(1, 400), st.floats(0.3, 5), st.floats(0.05, 0.95))
