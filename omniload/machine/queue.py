@@ -367,14 +367,19 @@ def require_usable(history: History, number: int, queue: SampleQueue, epoch: int
     # The records of another run that are left out may be all of the first epoch.
     tried = 2 * epoch if source is not None and source.drawn_before else epoch
     if queue.seen_positions >= tried and barren:
-        files = " outside the files that edits leave out" if queue.without else ""
-        # Undecodable records that on_error leaves out, within its limit: no other error mentions them.
+        # Left out as on_error says, and within its limit: no other error tells of them.
         bad = queue.table.reason and f"; of those that could not be decoded: {queue.table.reason}"
-        held = splits = ""
+        files = held = splits = ""
         if source is not None and source.share_drawn < 1:
             held, splits = f" is of the drawn share of {source.share_drawn:.2g} and", "its splits, "
+        remedy = f"remove the source, or change {splits}overlong, its conditions, its transforms or its text key"
+        if queue.without:
+            files = " outside the files that edits leave out"
+            remedy = (
+                "have those drawn again (omniload mix undo RUN), or draw no more of the source (omniload mix retire "
+                f"RUN {name}), with --at the step that the run goes on from"
+            )
         raise ConfigError(
             f"sources.{name}: none of its {epoch} records{files}{held} gives a sample that fits pack.length "
-            f"{mix.pack.length}{bad}; remove the source, or change {splits}overlong, its conditions, its transforms or "
-            "its text key"
+            f"{mix.pack.length}{bad}; {remedy}"
         )

@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+import yaml
 
 import omniload
 from omniload.actors.local.plane import LocalPlane
@@ -183,6 +184,28 @@ def test_a_run_at_rest_goes_on_without_a_shard_from_a_step_that_it_was_trained_o
         if s["source"] == "text"
     ]
     assert len({*pieces}) == len(pieces)
+
+
+def test_a_run_of_which_an_edit_leaves_a_source_without_samples_says_how_it_goes_on(
+    mix_path, run_dir
+):
+    mix = yaml.safe_load(mix_path.read_text())
+    for part, lang in enumerate(("en", "de")):
+        lines = [json.dumps({"text": f"{lang} {i}", "lang": lang}) + "\n" for i in range(40)]
+        mix_path.with_name(f"parted-{part}.jsonl").write_text("".join(lines))
+    mix["sources"]["text"] |= {"path": "parted-*.jsonl", "where": {"lang": "en"}}
+    mix_path.write_text(yaml.safe_dump(mix))
+    with LocalPlane(a_spec(mix_path, run_dir=run_dir)) as plane, Client(plane.handle(0)) as client:
+        taken_by([client], 2)
+        state = client.state_dict()
+        json_of("skip", run_dir, "--shard", "parted-0.jsonl")
+        with pytest.raises(ConfigError, match=r"outside the files .* retire RUN text\), with --at"):
+            taken_by([client], 40)
+
+    json_of("retire", run_dir, "text", "--at", state["step"])
+
+    with LocalPlane(a_spec(mix_path, run_dir=run_dir, state=state)) as plane:
+        assert len(taken_by([Client(plane.handle(0))], 4)) == 4
 
 
 @pytest.mark.ray
