@@ -7,6 +7,7 @@ Shape suffixes:
 import errno
 import mmap
 import tempfile
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -131,6 +132,8 @@ class SpilledColumn:
         self._folder, self._dtype = folder, dtype
         with _Spilling(folder):
             self._file = _nameless_file(folder)
+        # Of a unit that was filled in part nobody closes it: a plane may end at any record.
+        weakref.finalize(self, self._file.close)
         self._lengths: list[NDArray[np.int64]] = []
 
     def append(self, part: Ragged) -> None:

@@ -18,6 +18,7 @@ from omniload.base.errors import UnavailableError
 from omniload.base.ragged import Ragged
 from omniload.source import block_memory, columns
 from omniload.source.block_memory import BlockMemory, HeldBlock
+from omniload.source.parts.held_column import SpilledColumn
 
 KIB = 1024
 
@@ -380,3 +381,13 @@ def test_a_block_may_go_while_room_is_looked_for(tmp_path):
 
     assert not held.is_in_memory
     assert rows_of(held, 0)[0][:2] == [0, 1]
+
+
+def test_a_column_that_nobody_finishes_closes_its_file_as_it_goes(tmp_path, recwarn):
+    column = SpilledColumn(tmp_path, np.dtype(np.int32))
+    column.append(a_column(3, 5))
+
+    del column
+    gc.collect()
+
+    assert not [each for each in recwarn if issubclass(each.category, ResourceWarning)]
