@@ -1,1 +1,1 @@
-"""Dependency snapshots: what an installation changed, kept once and restored anywhere."""
+"""Environment snapshots: the changes of an installation, kept once and restored anywhere."""

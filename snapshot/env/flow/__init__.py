@@ -1,1 +1,1 @@
-"""Save and restore, from end to end."""
+"""Saving and restoring, from end to end."""

@@ -1,4 +1,4 @@
-"""The form in which an environment gets a snapshot, or keeps it.
+"""The form in which an environment gets a snapshot, or keeps one.
 
 ::
 
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 RequestedForm = Literal["auto", "mount", "link", "copy"]
-"""Form asked for; ``auto`` takes the first of the others that works."""
+"""Requested form; ``auto`` takes the first of the others that works."""
 Keeps = Literal["as it is", "if sound", "no"]
 
 # Errnos of a file system that has no links, or none to this place: another form may still be possible.
@@ -40,15 +40,16 @@ def forms_of(requested: RequestedForm) -> tuple[Form, ...]:
 
 def mounts_first(requested: RequestedForm, *, is_root: bool) -> bool:
     """Return whether a tree is mounted without a look at its files."""
-    # A mount is there before what compares them would be loaded.
+    # A mount is finished before the code that compares files would be loaded.
     return requested == "mount" or (requested == "auto" and is_root)
 
 
 def kept_by(record: Record | None, key: str, requested: RequestedForm) -> Keeps:
-    """Return whether an environment keeps what it holds; a mount was found in place when its record was healed."""
+    """Return whether an environment keeps its snapshot; a mount was found in place when its record was healed."""
     if record is None or record.key != key:
         return "no"
-    if record.form == "command":  # it cannot be undone, so no other form can take its place
+    # an installation cannot be undone, so no other form can replace it
+    if record.form == "command":
         return "if sound"
     if requested not in ("auto", record.form):
         return "no"
@@ -56,14 +57,14 @@ def kept_by(record: Record | None, key: str, requested: RequestedForm) -> Keeps:
 
 
 def form_to_put_back(record: Record | None, key: str) -> Form | None:
-    """Return the form of files that an environment held of the same snapshot, if any."""
+    """Return the form of files in which an environment held the same snapshot, if any."""
     if record is None or record.key != key or record.form not in ("link", "copy"):
         return None
     return record.form
 
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether a form cannot be had here, so that another may be tried; anything else is a failure."""
+    """Return whether a form is impossible here, so that another may be tried; any other error is a failure."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _NO_LINKS
     return isinstance(error, UnavailableError)

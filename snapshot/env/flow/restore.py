@@ -1,4 +1,4 @@
-"""Restore a snapshot into an environment: mounted, linked or copied, whatever this machine can."""
+"""Restoring a snapshot into an environment: mounted, linked or copied, depending on what this machine can do."""
 
 import os
 import time
@@ -28,7 +28,7 @@ from snapshot.env.store.progress import Progress
 from snapshot.env.target.environment import Environment
 from snapshot.env.target.records import Form, Record
 
-# The rest is imported where it is needed: a mount is there before it would be loaded.
+# Other imports are lazy, because a mount is finished before they would be loaded.
 if TYPE_CHECKING:
     from snapshot.env.store.repository import Repository
 
@@ -48,9 +48,9 @@ class Restored:
     key: str
     form: Form
     already: bool = False
-    """Whether the environment held the snapshot before."""
+    """Whether the environment already held the snapshot."""
     saved: bool = False
-    """Whether the installation that had to be run was recorded."""
+    """Whether the installation that had to be run was saved."""
     raw_bytes: int = 0
     stored_bytes: int = 0
     """Bytes read from the store."""
@@ -65,20 +65,20 @@ class Restorer:
     environment: Environment
     cache: NodeCache
     opened: "Callable[[], AbstractContextManager[Repository]]"
-    """Opens the store; called only when the node does not have what is wanted."""
+    """Opens the store; called only when the node does not have the snapshot."""
     limits: Limits = field(default_factory=Limits)
     progress: Progress = lambda *_: None
 
     def restore(self, key: str, requested: RequestedForm = "auto") -> Restored | None:
-        """Let the environment hold the snapshot of ``key``.
+        """Make the environment hold the snapshot of ``key``.
 
         Returns:
-            What was done; ``None`` where there is no such snapshot.
+            The result; ``None`` if there is no such snapshot.
 
         Raises:
             IntegrityError: The snapshot is damaged or hostile; nothing was changed.
             StateError: The snapshot does not fit, or the environment cannot be cleared.
-            UnavailableError: The store does not answer, or ``mount`` was asked for and cannot be.
+            UnavailableError: The store does not answer, or ``mount`` was requested and is impossible.
         """
         with self.environment.locked():
             return self._restore(key, requested)
@@ -86,10 +86,10 @@ class Restorer:
     def restore_or_install(
         self, installation: Installation, image: str, requested: RequestedForm = "auto"
     ) -> Restored:
-        """Restore the snapshot of an installation; where there is none, install and record one.
+        """Restore the snapshot of an installation; if there is none, install and save one.
 
-        A store that does not answer or is not there is no reason not to start: the command is
-        run, and nothing is recorded. Damage is never skipped.
+        If the store does not answer or does not exist, the environment must start nevertheless: the command is
+        run, and nothing is saved. Damage is never ignored.
 
         Raises:
             StateError: The command failed.
@@ -104,7 +104,7 @@ class Restorer:
                     return restored
             except (UnavailableError, StoreMissingError) as error:
                 if self.cache.tree(key) is not None:
-                    raise  # the snapshot is here; it is the form that cannot be had
+                    raise  # the snapshot is here, but the form is impossible
                 _LOG.warning("%s; the command is run, and nothing is saved", error)
                 reachable = False
             return self._install(document, installation, record=reachable)
@@ -123,7 +123,8 @@ class Restorer:
                     if tree is not None and (mounted_first or self._is_sound(tree)):
                         return self._take(tree, record, requested, begin=begin, read=read)
             if tree is not None:
-                record = self.environment.heal()  # it may have been cleared before damage was seen
+                # it may have been cleared before the damage was found
+                record = self.environment.heal()
             from snapshot.env.node.extraction import provide  # noqa: PLC0415
 
             with self.opened() as repository:
@@ -145,10 +146,10 @@ class Restorer:
         )
 
     def _is_sound(self, tree: Tree) -> bool:
-        """Look at a few files; damage has all of them compared before the tree is used again.
+        """Check a few files; after damage, all files are compared before the tree is used again.
 
         Raises:
-            IntegrityError: It is damaged, and another user's to mend.
+            IntegrityError: The tree is damaged, and only another user can repair it.
         """
         path = tree.rotted_file(_SAMPLE_S)
         if path is None:
@@ -170,7 +171,7 @@ class Restorer:
         begin: float,
         read: int,
     ) -> Restored:
-        """Place a tree whose lock is held, unless the environment holds it in a form that will do."""
+        """Place a tree whose lock is held, unless the environment holds it in a suitable form."""
         self.environment.check_fits(tree.head)
         tree.mark_used()
         fetched, key = time.monotonic(), tree.head.key
@@ -182,7 +183,8 @@ class Restorer:
             form = self._place(tree, key, requested, base)
         except UnavailableError:
             if (before := form_to_put_back(record, key)) is not None:
-                self._place_as(before, tree, key, base)  # it held the snapshot, and shall still
+                # it held the snapshot before, and must hold it still
+                self._place_as(before, tree, key, base)
             raise
         return Restored(
             key=key,
@@ -193,12 +195,13 @@ class Restorer:
         )
 
     def _cleared_base(self, record: Record | None, tree: Tree) -> dict[str, str]:
-        """Clear the environment; return what it holds then, as its record shall say it."""
+        """Clear the environment; return its content after that, in the form for its record."""
         if record is not None and record.form != "command":
             self.environment.clear(record)
             return record.base
         if record is not None and record.key == tree.head.key:
-            return record.base  # installed here: what is there now holds the snapshot itself
+            # it was installed here, so the present content includes the snapshot itself
+            return record.base
         made_in: dict[str, str] = tree.head.document["base"]
         now = base_of(made_in["image"], installed_in(self.environment.targets))
         if now.installed != made_in["installed"]:
@@ -210,7 +213,7 @@ class Restorer:
         return now._asdict()
 
     def _holds(self, tree: Tree, record: Record) -> bool:
-        """Return whether the environment still is what the record says."""
+        """Return whether the environment still matches the record."""
         targets = [target.path for target in self.environment.targets]
         changed = tree.changed_files(digests=record.boot != boot_id(), roots=targets)
         if changed:
@@ -252,13 +255,13 @@ class Restorer:
             from snapshot.env.target.moves import apply  # noqa: PLC0415
 
             if form == "link":
-                # Marked first: a kill in between has a tree looked at in vain, not trusted in vain.
+                # Mark it first: a kill in between then causes an unnecessary check, rather than unjustified trust.
                 tree.mark_linked()
             apply(environment.records, tree, environment.targets, record)
             return
         paths = [environment.targets[number].path for number in used]
         first = not tree.may_be_mounted
-        # Marked first: shown without its mark it could be removed under its readers.
+        # Mark it first, because a mounted tree without a mark could be removed under its readers.
         tree.mark_mounted()
         try:
             for number in used:
@@ -268,7 +271,7 @@ class Restorer:
             if first:
                 tree.mark_unmounted()
             raise
-        # Last: mounts without a record are leftovers, which the next restore takes off.
+        # Last: mounts without a record are leftovers, which the next restore unmounts.
         environment.records.write("record", replace(record, targets=tuple(paths)))
 
     def _install(
@@ -278,7 +281,7 @@ class Restorer:
 
         key, held = key_of(document), self.environment.heal()
         if held is not None and held.form == "command" and held.key == key:
-            record = False  # installed here before: nothing of it could be captured
+            record = False  # it was installed here before, so there is no change to capture
         begin = time.monotonic()
         captured = install(self.environment, installation)
         seconds, saved = {"install": captured.install_s}, False
@@ -287,15 +290,15 @@ class Restorer:
                 with self.opened() as repository:
                     save(repository, captured, document, progress=self.progress)
                 saved = True
-            except (OmniloadError, OSError) as error:  # such as a store that is full
-                # A start does not depend on it.
+            except (OmniloadError, OSError) as error:  # for example, the store is full
+                # A start does not depend on the save.
                 _LOG.warning("installed, but no snapshot was saved: %s", error)
             seconds["save"] = time.monotonic() - begin - captured.install_s
         if not captured.is_empty:
-            # Also where nothing was saved: what was there before is part of the key.
+            # Note it even if nothing was saved, because the former content is part of the key.
             self.environment.note_installed(document)
         return Restored(key=key, form="command", saved=saved, seconds=seconds)
 
 
 class _RottedError(Exception):
-    """A mount cannot be had, and a file that would be linked or copied instead is damaged."""
+    """A mount is impossible, and a file that would be linked or copied instead is damaged."""

@@ -1,4 +1,4 @@
-"""Run a command, see what it changed in the targets, and keep that as a snapshot."""
+"""Running a command, finding its changes to the targets, and saving them as a snapshot."""
 
 import hashlib
 import os
@@ -36,7 +36,7 @@ from snapshot.env.target.environment import Environment, Scan, scan
 
 __all__ = ["Captured", "capture", "install", "install_and_save", "save"]
 
-# A pack is closed at the first content that goes over: a file is never parted over two.
+# A pack is closed by the first content that exceeds this, because a file is never divided between two packs.
 PACK_RAW_BYTES = 256 << 20
 _PIECE_BYTES = 1 << 20
 _LOG = get_logger(__name__)
@@ -53,7 +53,7 @@ class Captured(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was installed: byte code at most was added to what was there."""
+        """Whether nothing was installed, except perhaps byte code for existing files."""
         made = (
             place
             for place in self.delta.changed
@@ -71,8 +71,8 @@ def capture(
 ) -> Captured:
     """Run the command of an installation between two scans of the targets.
 
-    With ``byte_code``, what the command left uncompiled is compiled: a process that imports from
-    sources alone compiles them again, each process of every node. Else it is left out: half the
+    With ``byte_code``, sources that the command left uncompiled are compiled. Otherwise each process that imports
+    them, on every node, would compile them again. Without it, byte code is left out: this halves the number of
     files, for environments that are linked or far from the store.
 
     Raises:
@@ -85,11 +85,11 @@ def capture(
     if "/" not in words[0] and shutil.which(words[0], path=variables["PATH"]) is None:
         raise StateError(f"{words[0]!r} cannot be run: there is no such program on PATH")
     try:
-        # Standard output is for the key. A killed save takes the command along, or the next
-        # one would look at files that are still being written.
+        # Standard output is reserved for the key. If this save is killed, the command must end with it, or the next
+        # save would look at files that are still being written.
         leash = [interpreter.executable, "-I", exec_with_parent.__file__, str(os.getpid())]
         done = subprocess.run(  # noqa: S603
-            # A user who may not run the interpreter can do nothing with it but copy into it.
+            # A user who may not run the interpreter can only copy into its environment.
             [*leash, *words] if os.access(interpreter.executable, os.X_OK) else words,
             cwd=installation.folder,
             env=variables,
@@ -103,7 +103,7 @@ def capture(
     if done.returncode != 0:
         raise StateError(f"{' '.join(words)!r} ended with {done.returncode}; nothing was saved")
     install_s = time.monotonic() - begin
-    # Compiled before the last scan: byte code is captured like whatever else the command made.
+    # Compile before the last scan, so that byte code is captured like all other files of the command.
     if byte_code:
         _compile(interpreter, _sources_of(interpreter, targets, before, scan(targets)))
     after = scan(targets)
@@ -115,7 +115,7 @@ def capture(
 def install(
     environment: Environment, installation: Installation, *, byte_code: bool = True
 ) -> Captured:
-    """Run the command of an installation in what the environment held before any restore, under its lock.
+    """Run the command of an installation in the environment's content before any restore, under its lock.
 
     Raises:
         StateError: The command failed.
@@ -144,14 +144,14 @@ def install_and_save(  # noqa: PLR0913 -- what, into what, to where, and how
     limits: Limits | None = None,
     progress: Progress = lambda *_: None,
 ) -> Manifest:
-    """Install into what the environment held before any restore, and save a snapshot.
+    """Install into the environment's content before any restore, and save a snapshot.
 
     Returns:
         The manifest on the store.
 
     Raises:
         StateError: The command failed, or it was run here before and cannot be captured again.
-        IntegrityError: What it made could not be restored.
+        IntegrityError: Its result could not be restored.
     """
     with environment.locked():
         held = environment.heal()
@@ -175,16 +175,16 @@ def save(
     limits: Limits | None = None,
     progress: Progress = lambda *_: None,
 ) -> Manifest:
-    """Write a snapshot of what was captured: packs first, the manifest last.
+    """Write a snapshot of captured changes: packs first, the manifest last.
 
-    Contents that lie in the store already are not written again.
+    Contents that the store already has are not written again.
 
     Returns:
-        The manifest that is on the store now: an older one of the same key stays.
+        The manifest that is on the store now; an existing one of the same key stays.
 
     Raises:
         StateError: A file changed while it was read.
-        IntegrityError: What was captured could not be restored (such as links that lead out).
+        IntegrityError: The changes could not be restored (such as links that lead out).
     """
     threads = min(8, cores_here() + 1)
     with ThreadPoolExecutor(threads, thread_name_prefix="omniload-env") as pool:
@@ -240,7 +240,7 @@ def _entries(captured: Captured, pool: ThreadPoolExecutor, progress: Progress) -
 
 
 class _Writer:
-    """Puts the contents of entries into packs."""
+    """Writes the contents of entries into packs."""
 
     def __init__(
         self,
@@ -262,13 +262,13 @@ class _Writer:
         self.stored_bytes = 0
 
     def write(self, pool: ThreadPoolExecutor) -> None:
-        """Find what the store has, write the rest."""
-        # An empty content lies nowhere: a snapshot of empty files has no pack.
+        """Find the contents that the store has, and write the others."""
+        # An empty content needs no place, so a snapshot of empty files has no pack.
         empty = (digest for digest, size in self._size_of.items() if size == 0)
         self.places = dict.fromkeys(empty, PackPlace(0, 0, 0))
         known = self._repository.known_contents(self._path_of.keys() - self.places.keys())
         for digest, found in known.items():
-            # A manifest that claims the digest for another size is wrong, and ours is written.
+            # If a manifest claims another size for the digest, it is wrong, and our content is written.
             if found.size_bytes == self._size_of[digest]:
                 self._place(digest, found.pack, found.frames, found.offset)
         # Adjacent files of one kind compress better.
@@ -302,7 +302,7 @@ class _Writer:
             yield batch
 
     def _pieces(self, digest: bytes) -> Iterator[bytes]:
-        """Read a file once more; it must still be what was hashed."""
+        """Read a file again, and check that it did not change since it was hashed."""
         path, total = self._path_of[digest], hashlib.sha256()
         with path.open("rb") as file:
             while piece := file.read(_PIECE_BYTES):
@@ -332,7 +332,7 @@ def _leave_out_byte_code(before: Scan, after: Scan) -> None:
 def _sources_of(
     interpreter: Interpreter, targets: Sequence[Target], before: Scan, after: Scan
 ) -> list[str]:
-    """Return what is to be compiled: new directories that hold sources, and changed sources in old ones."""
+    """Return the paths to compile: new directories with sources, and changed sources in old directories."""
     found: dict[str, None] = {}
     for number, path in difference(before, after).changed:
         if not path.endswith(".py") or targets[number].path == interpreter.scripts:

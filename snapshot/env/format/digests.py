@@ -11,7 +11,7 @@ from omniload.base.reading import kind_of
 
 __all__ = ["digest_of", "file_digest"]
 
-# No build reads them, and they change by themselves: each start would have another key.
+# Builds do not read these folders, and they change by themselves, so each start would have another key.
 _PASSED_OVER = frozenset(
     {".git", ".hg", ".svn", "__pycache__", ".venv", "venv", ".tox", ".nox", "node_modules"}
     | {".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".eggs", ".omniload-env"}
@@ -27,8 +27,8 @@ def file_digest(path: str | Path) -> bytes:
 def digest_of(path: str | Path) -> str:
     """Return a digest of a file, or of a source tree: names, execute bits, links and contents.
 
-    Folders that hold no source (version control, caches, byte code, ``*.egg-info``) are
-    passed over, or an editable source would change by being installed.
+    Folders without sources (version control, caches, byte code, ``*.egg-info``) are
+    left out, because the installation of an editable source would change them.
 
     Raises:
         ConfigError: Nothing is there, or no file and no folder, or it cannot be read.
@@ -42,7 +42,7 @@ def digest_of(path: str | Path) -> str:
                 total.update(line)
             return f"tree:{total.hexdigest()}"
         if not stat.S_ISREG(mode):
-            # Reading a pipe would wait, and take from the command what is in it.
+            # Reading a pipe would wait, and take its content away from the command.
             raise ConfigError(f"{path}: an input that is {kind_of(mode)}; name a file or a folder")
         return f"file:{file_digest(root).hex()}"
     except OSError as error:
@@ -66,5 +66,5 @@ def _tree_lines(root: Path) -> Iterator[bytes]:
 
 
 def _refused(error: OSError) -> None:
-    """Let ``os.walk`` fail at a folder that cannot be read, which it would pass over."""
+    """Make ``os.walk`` fail at a folder that cannot be read, which it would skip."""
     raise error

@@ -40,7 +40,7 @@ class Kind(IntEnum):
     """The kind of an entry, by its number in the manifest."""
 
     DELETED = 0
-    """Was there before the command and is not after it."""
+    """The path existed before the command and does not exist after it."""
     DIRECTORY = 1
     FILE = 2
     LINK = 3
@@ -50,9 +50,9 @@ class Target(NamedTuple):
     """A directory whose changes are captured."""
 
     name: str
-    """Relative to the prefix of the environment where it lies inside, else absolute."""
+    """Path relative to the environment's prefix if it is inside, else absolute."""
     path: str
-    """Absolute."""
+    """Absolute path."""
 
 
 class Seen(NamedTuple):
@@ -64,16 +64,16 @@ class Seen(NamedTuple):
     mtime_ns: int
     inode: int
     ctime_ns: int
-    """Moves with every write and every change of attributes, and no program can set it back."""
+    """Time that changes with every write and every change of attributes, and that no program can set back."""
 
 
 class Entry(NamedTuple):
-    """One path of a snapshot. A tuple: tens of thousands are made at once."""
+    """One path of a snapshot. A tuple, because tens of thousands are made at once."""
 
     target: int
     """Number of the target."""
     path: str
-    """Relative to the target; empty for the target itself."""
+    """Path relative to the target; empty for the target itself."""
     kind: Kind
     mode: int = 0
     """Permission bits; 0 for links and deletions."""
@@ -93,13 +93,13 @@ class Delta(NamedTuple):
     """The differences of two scans, in order of target and path."""
 
     changed: tuple[Place, ...]
-    """Added or changed, and every directory above those and above what is gone."""
+    """Added or changed paths, and every directory above these and above deleted paths."""
     deleted: tuple[Place, ...]
-    """Gone; what lay in a directory that is gone is not named again."""
+    """Deleted paths; paths in a deleted directory are not named again."""
 
 
 def parents_of(path: str) -> list[str]:
-    """Return the directories above ``path``, the target itself (the empty path) last."""
+    """Return the directories above ``path``; the last is the target itself (the empty path)."""
     found = []
     while path:
         path = path.rpartition("/")[0]
@@ -108,14 +108,14 @@ def parents_of(path: str) -> list[str]:
 
 
 def difference(before: Mapping[Place, Seen], after: Mapping[Place, Seen]) -> Delta:
-    """Return what a command changed between two scans.
+    """Return the changes of a command between two scans.
 
-    A file counts as changed when anything that ``lstat`` shows has moved, so a file that was
-    written again with the same bytes is captured too: byte code refers to its source's time.
+    A file counts as changed when anything in its ``lstat`` differs. So a file that was
+    written again with the same bytes is captured, too, because byte code refers to the time of its source.
 
     Returns:
-        The delta. Applying it to ``before`` gives ``after`` (but for times of directories
-        that hold no change).
+        The delta. Applying it to ``before`` gives ``after`` (except times of directories
+        without changes).
     """
     touched = {place for place, seen in after.items() if before.get(place) != seen}
     gone = before.keys() - after.keys()
@@ -128,7 +128,7 @@ def difference(before: Mapping[Place, Seen], after: Mapping[Place, Seen]) -> Del
 
 
 def _is_topmost(place: Place, gone: Iterable[Place], after: Mapping[Place, Seen]) -> bool:
-    """Return whether nothing above ``place`` is gone or became something else than a directory."""
+    """Return whether nothing above ``place`` was deleted or became something other than a directory."""
     number, path = place
     above = parents_of(path)
     if not above:
@@ -148,7 +148,7 @@ class Limits(NamedTuple):
     """The limits of one snapshot."""
 
     raw_bytes: int = 1 << 40
-    """Bytes of all files."""
+    """Most bytes of all files."""
     entries: int = 4_000_000
     case_pairs: bool = False
     """Whether two paths may differ by case only."""
@@ -178,7 +178,7 @@ def check_link(entry: Entry, targets: Sequence[Target]) -> None:
     """Check that a symbolic link leads to a place in one of the targets.
 
     Raises:
-        IntegrityError: It leads out, or says ``..`` after a name.
+        IntegrityError: It leads out, or has ``..`` after a name.
     """
     link = entry.link
     if not link or "\0" in link or len(link.encode("utf-8", "surrogateescape")) > MAX_PATH_BYTES:
@@ -186,7 +186,7 @@ def check_link(entry: Entry, targets: Sequence[Target]) -> None:
     parts = link.split("/")
     names = [i for i, part in enumerate(parts) if part not in {"", ".", ".."}]
     if names and ".." in parts[names[0] :]:
-        # Lexically inside says nothing where a link stands before the "..".
+        # A path that is lexically inside may still leave the target if a link comes before the "..".
         raise IntegrityError(f"link {entry.path!r} -> {link!r} says '..' after a name; refused")
     home = posixpath.dirname(posixpath.join(targets[entry.target].path, entry.path))
     led = posixpath.normpath(posixpath.join(home, link))
@@ -200,10 +200,10 @@ def check_link(entry: Entry, targets: Sequence[Target]) -> None:
 def check_entries(
     entries: Sequence[Entry], targets: Sequence[Target], limits: Limits | None = None
 ) -> None:
-    """Check everything a snapshot would put into an environment.
+    """Check everything that a snapshot would put into an environment.
 
     Raises:
-        IntegrityError: Something must not be written; the message says which and why.
+        IntegrityError: An entry must not be written; the message names the entry and the reason.
     """
     limits = limits or Limits()
     if len(entries) > limits.entries:
@@ -215,7 +215,7 @@ def check_entries(
         )
     for entry in entries:
         _check_entry(entry, targets)
-    # No place stands twice: a manifest whose entries are out of order is refused as it is read.
+    # No place occurs twice, because a manifest with entries out of order is refused when it is read.
     kinds = {(entry.target, entry.path): entry.kind for entry in entries}
     for number, path in kinds:
         if path and kinds.get((number, path.rpartition("/")[0])) is not Kind.DIRECTORY:
@@ -245,7 +245,7 @@ def _check_entry(entry: Entry, targets: Sequence[Target]) -> None:
 def _check_case(places: Iterable[tuple[int, str]]) -> None:
     folded: dict[tuple[int, str], str] = {}
     for number, path in places:
-        # A file system that folds case may take two spellings of an accent for one as well.
+        # A file system that folds case may also treat two spellings of an accent as the same name.
         same = (number, path if path.isascii() else unicodedata.normalize("NFC", path))
         same = (number, same[1].casefold())
         other = folded.setdefault(same, path)

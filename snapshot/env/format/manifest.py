@@ -1,8 +1,8 @@
-"""The manifest of a snapshot: its key, every entry, and where each content lies.
+"""The manifest of a snapshot: its key, every entry, and the place of each content.
 
-A header of 64 bytes, then one zstd frame. Laid out byte by byte in
-``docs/design/snapshot/0021-environment-snapshots.md``. Tables of fixed records, because
-a restore reads tens of thousands of entries within its half second.
+It is a header of 64 bytes, then one zstd frame, laid out byte by byte in
+``docs/design/snapshot/0021-environment-snapshots.md``. The tables have fixed records, because
+a restore has to read tens of thousands of entries within its half second.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ MAX_BODY_BYTES = 1 << 30
 MAX_STORED_BYTES = 256 << 20
 
 _HEADER = struct.Struct("<8sIIQQ32s")
-# Times are signed: they may lie before 1970.
+# Times are signed, because they may be before 1970.
 _ENTRY = struct.Struct("<BBHIqQ")
 _CONTENT = struct.Struct("<32sIIQQ")
 _FRAME = struct.Struct("<IIQII")
@@ -51,7 +51,7 @@ class Place(NamedTuple):
     pack: int
     """Number of the pack in the manifest's list."""
     offset: int
-    """In the raw pack."""
+    """Offset in the raw pack."""
     size_bytes: int
 
 
@@ -61,7 +61,7 @@ class Head:
 
     version: int = VERSION
     key: str
-    """64 hexadecimal digits."""
+    """Key of the snapshot, 64 hexadecimal digits."""
     document: dict[str, Any]
     """Document whose digest is the key."""
     targets: tuple[Target, ...]
@@ -69,18 +69,18 @@ class Head:
     packs: tuple[str, ...]
     """Names of the packs that hold the contents."""
     distributions: tuple[str, ...] = ()
-    """``name==version`` of what is installed after the command."""
+    """``name==version`` of the distributions that are installed after the command."""
     install_s: float = 0.0
     """Seconds that the command took."""
     stored_bytes: int = 0
-    """Bytes this snapshot added to the store."""
+    """Bytes that this snapshot added to the store."""
     skipped: tuple[str, ...] = ()
     """Paths that a snapshot cannot hold: devices, sockets, pipes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A whole snapshot but for the bytes of its files."""
+    """A whole snapshot, except the bytes of its files."""
 
     head: Head
     entries: tuple[Entry, ...]
@@ -97,7 +97,7 @@ class Manifest:
 
     @property
     def num_files(self) -> int:
-        """Files among the entries."""
+        """Number of files among the entries."""
         return sum(entry.kind is Kind.FILE for entry in self.entries)
 
 
@@ -105,9 +105,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
     """Return the bytes of a manifest.
 
     Raises:
-        StateError: It is larger than any that is read.
+        StateError: It is larger than the limit for reads.
     """
-    # In order, so that one snapshot has one form.
+    # Sorted, so that each snapshot has exactly one form.
     digests = sorted(manifest.contents)
     number_of = {digest: number for number, digest in enumerate(digests)}
     fields = asdict(manifest.head)
@@ -152,7 +152,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_manifest(data: bytes, *, name: str) -> Manifest:
     """Read a manifest; every number in it is checked against the others.
 
-    Whether its paths may be written is for ``snapshot.env.format.entries``.
+    ``snapshot.env.format.entries`` checks whether its paths may be written.
 
     Raises:
         IntegrityError: It is damaged or contradicts itself.
@@ -172,10 +172,10 @@ def decode_manifest(data: bytes, *, name: str) -> Manifest:
 
 
 def check_header(header: bytes, size_bytes: int, *, name: str) -> None:
-    """Check what a manifest of ``size_bytes`` begins with, before the rest of it is held.
+    """Check the header of a manifest of ``size_bytes``, before the rest of it is read into memory.
 
     Raises:
-        IntegrityError: It is none, or of another size than it says, or larger than any.
+        IntegrityError: It is no manifest, its size differs from the stated one, or it is too large.
         StateError: Another version wrote it.
     """
     if len(header) < HEADER_BYTES or header[:8] != MAGIC:
@@ -227,10 +227,10 @@ def _blocks(body: bytes) -> tuple[Head, dict[str, Any], list[bytes]]:
 
 
 def _check_head(head: Head) -> None:
-    """Check that what is shown or relied on is of the types that were written: JSON may hold anything.
+    """Check the types of fields that are shown or relied on, because JSON may hold anything.
 
     Raises:
-        ValueError: A field is not.
+        ValueError: A field has another type.
     """
     texts = [head.key, *(text for target in head.targets for text in target)]
     for name, kind in (("command", list), ("base", dict), ("interpreter", dict)):
@@ -292,7 +292,7 @@ def _check(manifest: Manifest, name: str) -> None:
     if any(one >= other for one, other in pairwise(places)):
         raise IntegrityError(f"manifest {name!r}: entries are out of order, or one stands twice")
     for pack in head.packs:
-        # It becomes part of a path on the store.
+        # The name becomes part of a path on the store.
         if not pack.isalnum():
             raise IntegrityError(f"manifest {name!r}: {pack!r} is no name of a pack")
     ends = []

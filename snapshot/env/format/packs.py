@@ -1,10 +1,10 @@
-"""Packs: the contents of many files back to back, cut into frames that are compressed alone.
+"""Packs: the contents of many files back to back, cut into frames that are compressed separately.
 
-To its reader a pack is one long string of bytes. A content is a range of it; frames of
-4 MiB cut it without regard to contents, so ten thousand small files become a hundred
-frames, and any range of frames can be read by itself. Behind 16 bytes (b"OMNIPACK", version (u32),
-zero (u32), little-endian) stand the frames, back to back. Where they lie, and what they hold, is
-said by the manifests that name the pack: a pack that no manifest names is worth nothing.
+For its reader a pack is one long string of bytes, and a content is a range of it. Frames of
+4 MiB cut the pack without regard to contents, so ten thousand small files become a hundred
+frames, and any range of frames can be read by itself. A pack has 16 bytes (b"OMNIPACK", version (u32),
+zero (u32), little-endian), and then the frames, back to back. The manifests that name the pack give the place
+and the content of its frames, so a pack that no manifest names is useless.
 """
 
 import struct
@@ -28,13 +28,13 @@ __all__ = [
     "read_units",
 ]
 
-# Behind the frames of version 1 stood an index, which nothing needs: it is read as this one.
+# Version 1 has an index after the frames, which nothing needs; it is read like version 2.
 VERSION = 2
 MAGIC = b"OMNIPACK"
 HEADER = MAGIC + struct.pack("<II", VERSION, 0)
 FRAME_BYTES = 4 << 20
 """Raw bytes of a frame; the last of a pack may hold fewer."""
-# No frame may claim more, so none can fill the memory.
+# No frame may claim more, so that no frame can fill the memory.
 MAX_FRAME_BYTES = 16 << 20
 
 
@@ -61,7 +61,7 @@ class ReadUnit(NamedTuple):
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes to read."""
+        """Number of bytes to read."""
         last = self.frames[-1]
         return last.offset + last.stored_bytes - self.offset
 
@@ -72,10 +72,10 @@ class ReadUnit(NamedTuple):
 
 
 def check_frames(frames: Sequence[Frame], *, name: str) -> None:
-    """Check that frames stand in order, apart, and hold no more than a frame may.
+    """Check that frames are in order and disjoint, and no larger than a frame may be.
 
     Raises:
-        IntegrityError: They do not.
+        IntegrityError: They are not.
     """
     at = len(HEADER)
     for frame in frames:
@@ -91,13 +91,13 @@ def check_frames(frames: Sequence[Frame], *, name: str) -> None:
 
 
 def inflate(stored: bytes | memoryview, raw_bytes: int, *, name: str) -> bytes:
-    """Decompress one frame that claims to hold ``raw_bytes``, and never more than that.
+    """Decompress one frame that claims to hold ``raw_bytes``, and never produce more bytes.
 
     Raises:
         IntegrityError: It is broken, or holds another number of bytes.
     """
     try:
-        # Memory for what the head claims is taken before a byte is decoded.
+        # The library allocates the size in the frame's header before it decodes a byte.
         declared = zstandard.frame_content_size(stored)
         if declared != raw_bytes:
             raise IntegrityError(f"{name!r}: a frame holds {declared} bytes, {raw_bytes} are due")
@@ -121,15 +121,15 @@ def frames_of(pieces: Iterator[bytes], frame_bytes: int = FRAME_BYTES) -> Iterat
 def read_units(
     frames: Sequence[Frame], wanted: Mapping[int, int], *, unit_bytes: int
 ) -> list[ReadUnit]:
-    """Plan the reads that bring every wanted range of a raw pack.
+    """Plan the reads that fetch every wanted range of a raw pack.
 
     Args:
         frames: All frames of the pack.
         wanted: Raw size by raw offset of each content.
-        unit_bytes: Raw bytes of one read, about.
+        unit_bytes: Approximate raw bytes of one read.
 
     Returns:
-        Runs of neighbouring frames in order; every wanted byte lies in exactly one.
+        Runs of neighbouring frames in order; every wanted byte is in exactly one run.
     """
     starts, at = [], 0
     for frame in frames:

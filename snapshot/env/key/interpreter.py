@@ -1,4 +1,4 @@
-"""The interpreter of an environment, asked about itself."""
+"""The interpreter of an environment, and its description of itself."""
 
 import hashlib
 import json
@@ -71,7 +71,7 @@ def find_python(named: str | None, environment: Mapping[str, str] = os.environ) 
 
 
 def _description() -> dict[str, object]:
-    """Return where this interpreter installs, and what wheels are chosen by."""
+    """Return the folders into which this interpreter installs, and the facts that decide which wheels fit."""
     paths = sysconfig.get_paths()
     return {
         "executable": sys.executable,
@@ -100,7 +100,7 @@ def probe(python: str) -> Interpreter:
     """
     described: dict[str, Any]
     try:
-        if python == sys.executable:  # a process of its own would cost 20 to 30 ms
+        if python == sys.executable:  # another process would cost 20 to 30 ms
             described = _description()
         else:
             # Pass text, not a file: the interpreter there has only its own library, and none of our modules.
@@ -135,7 +135,7 @@ class Base(NamedTuple):
     image: str
     """Digest of the image that holds the environment; empty if none was given."""
     installed: str
-    """Digest of the names and versions of what is installed."""
+    """Digest of the names and versions of the installed distributions."""
 
 
 def installed_in(targets: Sequence[Target]) -> tuple[str, ...]:
@@ -153,13 +153,13 @@ def installed_in(targets: Sequence[Target]) -> tuple[str, ...]:
 
 
 def base_of(image: str, installed: Iterable[str]) -> Base:
-    """Return the base made of an image's digest and what is installed."""
+    """Return the base from an image's digest and the installed distributions."""
     total = hashlib.sha256("\n".join(sorted(installed)).encode("utf-8", "surrogateescape"))
     return Base(image, total.hexdigest())
 
 
 def canonical_name(name: str) -> str:
-    """Return the one spelling of a distribution's name: ``Foo.Bar__baz`` is ``foo-bar-baz``.
+    """Return the canonical spelling of a distribution's name: ``Foo.Bar__baz`` is ``foo-bar-baz``.
 
     Source:
         PEP 503.
@@ -168,5 +168,5 @@ def canonical_name(name: str) -> str:
 
 
 def shown(text: str) -> str:
-    """Return a path as JSON can hold it: bytes that are no UTF-8 are spelled out."""
+    """Return a path in a form that JSON can hold: bytes that are not UTF-8 are spelled out."""
     return text.encode("utf-8", "backslashreplace").decode()

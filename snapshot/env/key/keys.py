@@ -44,9 +44,9 @@ VERSION = 1
 _FILES = {"-r": False, "--requirement": False, "--requirements": False}
 _FILES |= {"-c": True, "--constraint": True, "--constraints": True}
 _FILES |= {"-b": True, "--build-constraint": True, "--build-constraints": True}
-"""Options that name a file; whether it holds constraints."""
+"""Options that name a file, and whether it holds constraints."""
 _EDITABLE = frozenset({"-e", "--editable"})
-# Their files are written, or decide nothing that is not in the key already.
+# These options name files that are written, or that decide nothing beyond the rest of the key.
 _NO_INPUT = frozenset(
     {"--log", "--report", "--python", "-p", "--cert", "--client-cert", "--proxy", "--cache-dir"}
     | {"-t", "--target", "--prefix", "--root", "--src", "-f", "--find-links"}
@@ -83,12 +83,12 @@ class Requests:
     """Lines of requirement files."""
     constraints: set[str] = field(default_factory=set)
     options: set[str] = field(default_factory=set)
-    """Options in requirement files and variables that steer the choice, without credentials."""
+    """Options in requirement files and variables that affect the choice, without credentials."""
     sources: dict[str, str] = field(default_factory=dict)
     """Digest of each local source and file, by the path as it was written."""
 
     def document(self) -> dict[str, object]:
-        """Return the part of the key."""
+        """Return the requests in the form for the key."""
         return {
             "requirements": sorted(self.requirements),
             "constraints": sorted(self.constraints),
@@ -98,7 +98,7 @@ class Requests:
 
 
 def without_credentials(text: str) -> str:
-    """Return an argument without the user, the password and the tokens of URLs in it: keys are not secret."""
+    """Return an argument without users, passwords and tokens of URLs in it, because keys are not secret."""
     head, mark, rest = text.partition("=") if text.startswith("--") else ("", "", text)
     if "://" not in rest:
         return text
@@ -123,7 +123,7 @@ def requests_of(
     reader = _Reader(Path(folder), environment)
     words = list(command)
     before = words[: words.index("install")] if "install" in words else []
-    # ``pip``, ``pip3.11``, ``uv pip``, ``python -m pip``: whatever stands before the verb.
+    # ``pip``, ``pip3.11``, ``uv pip``, ``python -m pip``: any words may come before the verb.
     if any(_PIP.match(Path(word).name) for word in before):
         reader.arguments(words[len(before) + 1 :])
         reader.variables()
@@ -134,7 +134,7 @@ def requests_of(
         reader.variables()
     for name in (file for project in projects for file in _PROJECTS[project]):
         reader.input(name)
-    # Any argument of a program that is not known may be a file that decides.
+    # Any argument of an unknown program may be a file that affects the result.
     for word in words[1:]:
         reader.input(word)
     return reader.found
@@ -150,7 +150,7 @@ class _Reader:
         self._read: set[tuple[Path, bool]] = set()
 
     def arguments(self, words: Sequence[str]) -> None:
-        """Read the arguments after ``install``; one that names nothing here is in the key as a word."""
+        """Read the arguments after ``install``; a word that names no input is part of the key itself."""
         rest = iter(words)
         for word in rest:
             option, value = _option_of(word)
@@ -166,7 +166,7 @@ class _Reader:
                     self._source(word)
 
     def variables(self) -> None:
-        """Read the variables by which pip and uv are steered."""
+        """Read the variables that affect pip and uv."""
         for name, value in self._environment.items():
             if _VARIABLES.match(name) and value:
                 shown = " ".join(without_credentials(word) for word in value.split())
@@ -176,10 +176,10 @@ class _Reader:
                     self.file(path, constraints=_NAMED_FILES[name])
 
     def file(self, name: str, *, constraints: bool, above: Path | None = None) -> None:
-        """Read a requirement or constraint file and those it names.
+        """Read a requirement or constraint file and the files that it names.
 
         Raises:
-            ConfigError: It cannot be read, or names a source that cannot.
+            ConfigError: It cannot be read, or it names a source that cannot be read.
         """
         if "://" in name:
             self.found.options.add(f"file {without_credentials(name)}")
@@ -204,8 +204,8 @@ class _Reader:
                 raise ConfigError(f"{path}:{number}: {error}") from error
 
     def input(self, name: str) -> bool:
-        """Take a file by its content; return whether there is one."""
-        # os.path: an argument may be a program, longer than any path.
+        """Add a file by its content; return whether there is a file of that name."""
+        # os.path, because an argument may be program text, longer than any path.
         is_file = os.path.isfile(self.folder / name)  # noqa: PTH113
         if is_file:
             # Use the name as it was written: on another machine the folder above may differ.
@@ -224,14 +224,14 @@ class _Reader:
             into.add(" ".join(map(without_credentials, line.split())))
 
     def _source(self, text: str, *, mark: str = "") -> bool:
-        """Take a local source by its content, by a path or ``NAME @ file:...``; return whether it is one."""
+        """Add a local source by its content, given by a path or ``NAME @ file:...``; return whether it is local."""
         reference = re.split(r"[\s;]", text.partition("@")[2].strip())[0]
         local = _local_path(
             reference if reference.startswith("file:") else re.split(r"[\[;\s]", text.strip())[0]
         )
         if local is None:
             return False
-        # A path starts where the command runs, as for pip and uv, also in a file that lies elsewhere.
+        # As for pip and uv, paths are relative to the working directory, even in a file from another folder.
         self.found.sources[mark + " ".join(text.split())] = digest_of(self.folder / local)
         return True
 
@@ -240,7 +240,7 @@ class _Reader:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Join continued lines, drop comments; number each by its first line."""
+    """Join continued lines, drop comments, and number each line by its first."""
     held, first = "", 0
     for number, line in enumerate([*text.splitlines(), ""], start=1):
         first = first or number
@@ -267,7 +267,7 @@ def _option_of(word: str) -> tuple[str, str | None]:
 
 
 def _local_path(text: str) -> str | None:
-    """Return the path if ``text`` is one on this machine, and no name, URL or repository."""
+    """Return the path if ``text`` is a path on this machine, and no name, URL or repository."""
     if text.startswith("file:"):
         return unquote(urlsplit(text).path)
     is_path = text.startswith((".", "/", "~")) or "/" in text or text.endswith(_ARCHIVES)
@@ -286,7 +286,7 @@ class Installation(NamedTuple):
     files: tuple[str, ...] = ()
     """Files and folders that the command reads, by content, in addition to those in its arguments."""
     variables: tuple[str, ...] = ()
-    """Names of the variables that it reads."""
+    """Names of the variables that the command reads."""
 
 
 def document_of(
@@ -295,7 +295,7 @@ def document_of(
     base: Base,
     installation: Installation,
 ) -> dict[str, Any]:
-    """Return what the key of an installation is made of.
+    """Return the document from which the key of an installation is made.
 
     Raises:
         ConfigError: No command is given, or an input cannot be read.
@@ -312,7 +312,7 @@ def document_of(
         "requests": _all_shown(requests_of(command, folder, environment).document()),
         "command": [shown(without_credentials(word)) for word in command],
         "files": {shown(name): digest_of(Path(folder) / name) for name in sorted(set(files))},
-        # Digests only: a manifest, which holds this, is read by many.
+        # Digests only, because many users can read the manifest, which holds this document.
         "variables": {name: _secret(environment.get(name)) for name in sorted(set(variables))},
     }
 
@@ -327,7 +327,7 @@ def key_of(document: Mapping[str, Any]) -> str:
         raise StateError(
             f"key document has version {document.get('version')!r}, this code reads {VERSION}"
         )
-    # Canonical, or equal requests would have keys of their own: members sorted, no blanks, UTF-8.
+    # Use the canonical form (members sorted, no blanks, UTF-8), so that equal requests have equal keys.
     text = json.dumps(document, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

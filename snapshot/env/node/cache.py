@@ -2,24 +2,24 @@
 
 ::
 
-    <cache>/trees/<key>/layers/<n>/...      files of target n, as they shall appear
-    <cache>/trees/<key>/whiteouts/<n>/...   overlayfs marks of what was deleted in it
-    <cache>/trees/<key>/manifest            as on the store
-    <cache>/trees/<key>/head.json           the little of it that a mount needs
-    <cache>/trees/<key>/boot                start of the kernel under which it was written; empty: to be compared
+    <cache>/trees/<key>/layers/<n>/...      files of target n, in their final form
+    <cache>/trees/<key>/whiteouts/<n>/...   overlayfs marks of deletions in it
+    <cache>/trees/<key>/manifest            same as on the store
+    <cache>/trees/<key>/head.json           the part of the manifest that a mount needs
+    <cache>/trees/<key>/boot                boot of the kernel under which it was written; empty: to be compared
     <cache>/trees/<key>/linked, mounted     whether environments share its inodes, or show it
-    <cache>/partial/<key>/                  the same, being made
-    <cache>/shared                          if its owner made it: other users may read all this
+    <cache>/partial/<key>/                  the same, while it is being made
+    <cache>/shared                          if its owner made it: other users may read everything here
     <cache>/locks/<key>                     held while it is made; shared while it is used
 
-A tree appears by one rename, whole. Files are not synced to disk one by one (that would
-cost more than all the rest), so after a crash of the machine, which shows in another
+A tree appears as a whole, by one rename. Files are not synced to disk one by one, which would
+cost more than everything else. So after a crash of the machine, which shows in another
 boot id, every file is compared with its digest before the tree is used again.
 
-A tree that is pruned goes under the lock of its key, which every restore holds while it reads the
-tree; one that is held is passed over. What links share stays in the environments. A tree that a mount
-shows stays: where all processes of the machine can be seen, by asking each for its mounts,
-elsewhere by its mark, until the machine starts again.
+A tree is pruned under the lock of its key, which every restore holds while it reads the
+tree; a locked tree is skipped. Files that environments link to stay there. A tree that a mount
+shows stays, too. If all processes of the machine are visible, each is asked for its mounts;
+otherwise the tree's mark counts, until the machine restarts.
 """
 
 import errno
@@ -55,7 +55,7 @@ __all__ = [
 
 @contextmanager
 def exclusively(path: Path) -> Iterator[None]:
-    """Hold the lock file at ``path``; folders above are made."""
+    """Hold the lock file at ``path``; missing folders above it are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path):
         yield
@@ -76,12 +76,12 @@ def locked_now(path: Path) -> Iterator[bool]:
 
 @contextmanager
 def together(path: Path) -> Iterator[None]:
-    """Keep holders of ``exclusively`` out while others may come in, where this user may make the file."""
+    """Exclude holders of ``exclusively``, but let others in, if this user may make the file."""
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(path, shared=True))
         except OSError as error:
-            # In a cache of root's: nothing is held there, and root alone removes trees of it.
+            # In a cache of root, no lock is held here, and only root removes its trees.
             if error.errno not in {errno.EACCES, errno.EROFS}:
                 raise
         yield
@@ -90,14 +90,14 @@ def together(path: Path) -> Iterator[None]:
 _LOG = get_logger(__name__)
 CACHE_VARIABLE = "OMNILOAD_ENV_CACHE"
 SHARED = "shared"
-"""A file of this name in a node cache says that other users may read what lies there."""
+"""Name of a file in a node cache that lets other users read its content."""
 
 
 def default_cache() -> Path:
-    """Return where the node cache lies: ``OMNILOAD_ENV_CACHE``, else below the user's cache.
+    """Return the folder of the node cache: ``OMNILOAD_ENV_CACHE``, else a folder in the user's cache.
 
     Raises:
-        ConfigError: Nothing names it, and the user has no home.
+        ConfigError: The variable is not set, and the user has no home.
     """
     named = os.environ.get(CACHE_VARIABLE)
     return Path(named) if named else cache_folder("env", remedy=f"name one in {CACHE_VARIABLE}")
@@ -107,7 +107,7 @@ class NodeCache:
     """The trees of a node.
 
     Raises:
-        ConfigError: The folder belongs to another user: one that could change what we import.
+        ConfigError: The folder belongs to another user, who could change the modules that we import.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -140,7 +140,7 @@ class NodeCache:
         """Return the tree of a key if it is there and can be relied on.
 
         A tree whose files share inodes with environments, or that was written before
-        the machine last started, is looked at first. The caller holds the lock of the tree
+        the machine last started, is checked first. The caller holds the lock of the tree
         ``together``, so that it is not dropped meanwhile.
         """
         tree = Tree(self.folder / "trees" / key)
@@ -175,7 +175,7 @@ class NodeCache:
         return Tree(folder)
 
     def complete(self, key: str, tree: Tree, manifest: "Manifest", data: bytes) -> Tree:
-        """Let a tree of ``partial`` that is filled appear, in one rename; ``data`` are the bytes of its manifest."""
+        """Make a filled tree of ``partial`` appear, in one rename; ``data`` are the bytes of its manifest."""
         put_file(tree.folder / "manifest", data)
         tree.keep(manifest)
         put_file(tree.folder / "boot", boot_id().encode())
@@ -185,7 +185,7 @@ class NodeCache:
 
     def drop(self, key: str) -> None:
         """Remove a tree; it disappears in one rename, under the lock of the key."""
-        # A new name each time: what is still mounted may have the last one.
+        # A new name each time, because a former tree may still be mounted under its name.
         aside = self.folder / "partial" / f"{key}.dropped.{os.urandom(4).hex()}"
         with suppress(FileNotFoundError):
             (self.folder / "trees" / key).rename(aside)
@@ -195,12 +195,12 @@ class NodeCache:
                 discard(folder)
 
     def free_bytes(self) -> int:
-        """Return the space left on its disk."""
+        """Return the free space on the disk of the cache."""
         return shutil.disk_usage(self.folder).free
 
 
 class Found(NamedTuple):
-    """One thing in a node cache, and what becomes of it."""
+    """One entry of a node cache, and what happens to it."""
 
     kind: Literal["tree", "leftover"]
     name: str
@@ -214,9 +214,9 @@ class Found(NamedTuple):
 def prune_cache(
     cache: NodeCache, *, unused_s: float, now_ns: int, act: bool = True, verify: bool = False
 ) -> Iterator[Found]:
-    """Go through a node cache and yield each thing in it, with what became of it; without ``act``, with what would.
+    """Go through a node cache and yield each entry with its outcome; without ``act``, with the outcome it would have.
 
-    With ``verify`` every file of the trees that stay is compared with its digest.
+    With ``verify``, every file of the remaining trees is compared with its digest.
     """
     latest = now_ns - int(unused_s * 1e9)
     # Trees in use are skipped; a run that removes nothing takes no lock.
@@ -236,7 +236,7 @@ def prune_cache(
 
 
 def _leftover(folder: Path, key: str, *, held: bool, act: bool) -> Found:
-    """A restore that died left it, or it was set aside while a mount showed it."""
+    """Return the outcome for the remains of a killed restore, or a tree set aside while a mount showed it."""
     if not held:
         return Found("leftover", folder.name, "busy")
     if _is_shown(Tree(folder), key):
@@ -257,16 +257,17 @@ def _tree(cache: NodeCache, tree: Tree, latest_ns: int, *, held: bool, act: bool
         return Found("tree", key, "mounted")
     size_bytes = _size_of(tree.folder)
     if act:
-        tree.mark_unmounted()  # seen above; else it would only be set aside
+        # no mount was found above; with the mark the tree would only be set aside
+        tree.mark_unmounted()
         cache.drop(key)
     return Found("tree", key, "removed", size_bytes)
 
 
 def _fault_of(tree: Tree) -> str:
-    """Return what is wrong with a tree; nothing of one that is sound, or was removed since it was listed."""
+    """Return the fault of a tree; empty if it is sound, or was removed since it was listed."""
     try:
         changed = tree.changed_files(digests=True)
-        # The path of a target's own folder is empty, which would say that nothing is wrong.
+        # The path of a target's own folder is empty, which would mean that there is no fault.
         return (changed[0] or "the folder of a target") if changed else ""
     except FileNotFoundError:
         return ""
@@ -283,7 +284,7 @@ def _is_shown(tree: Tree, key: str) -> bool:
 
 
 def _size_of(folder: Path) -> int:
-    """Return the bytes that removing a folder frees: files that an environment links to stay on the disk."""
+    """Return the bytes that removing a folder frees; files that an environment links to stay on the disk."""
     total = 0
     for above, _, names in os.walk(folder):
         for name in names:

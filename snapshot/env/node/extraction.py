@@ -1,4 +1,4 @@
-"""From packs on a store to a tree in the node cache: parallel ranges, every file verified."""
+"""Extraction of packs on a store to a tree in the node cache: parallel ranges, every file verified."""
 
 import errno
 import hashlib
@@ -26,7 +26,7 @@ from snapshot.private_folder import put_file, readable_folder
 
 __all__ = ["extract", "provide"]
 
-# A pack that is there would be relied on again, so that saving alone does not mend it.
+# A new save would rely on an existing pack again, so saving alone does not repair it.
 _REMEDY = f"remove {ROOT}/packs/{{}} from the store, then save the snapshot again"
 UNIT_BYTES = 8 << 20
 """Raw bytes fetched in one read."""
@@ -37,12 +37,12 @@ _FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXE
 
 
 class _Read(NamedTuple):
-    """One read and what it brings."""
+    """One read, and the contents that it fetches."""
 
     pack: int
     unit: ReadUnit
     contents: tuple[tuple[bytes, int, int], ...]
-    """Digest, raw offset in the pack, size of each content that overlaps the unit."""
+    """Digest, raw offset in the pack, and size of each content that overlaps the unit."""
 
 
 def provide(  # noqa: PLR0913 -- what, from where, to where, under which conditions
@@ -55,17 +55,17 @@ def provide(  # noqa: PLR0913 -- what, from where, to where, under which conditi
     limits: Limits | None = None,
     progress: Progress = lambda *_: None,
 ) -> Tree | None:
-    """Return the tree of a key, extracting it if the node does not have it.
+    """Return the tree of a key; extract it if the node does not have it.
 
-    ``fits`` raises if the snapshot was made for another environment, and is asked before the rest.
+    ``fits`` raises if the snapshot was made for another environment; it is called before the extraction.
 
     Returns:
-        The tree; ``None`` where the store has no such snapshot.
+        The tree; ``None`` if the store has no such snapshot.
 
     Raises:
         IntegrityError: The snapshot is damaged, or would write where it must not.
         StateError: The disk of the cache has no room for it.
-        OSError: The cache cannot be written; what was extracted so far is gone.
+        OSError: The cache cannot be written; the files extracted so far were removed.
     """
     with exclusively(cache.lock(key)):
         # Another process may have extracted it while this one waited for the lock.
@@ -82,7 +82,7 @@ def provide(  # noqa: PLR0913 -- what, from where, to where, under which conditi
             raise IntegrityError(f"manifest {key!r} does not say what it was made of; refused")
         fits(TreeHead.of(manifest))
         check_entries(manifest.entries, targets, limits)
-        cache.drop(key)  # one that is damaged, whose room is needed
+        cache.drop(key)  # a damaged tree, whose room is needed
         if manifest.raw_bytes > (free_bytes := cache.free_bytes()):
             raise StateError(
                 f"{cache.folder} has {free_bytes} bytes free, the snapshot needs "
@@ -93,7 +93,7 @@ def provide(  # noqa: PLR0913 -- what, from where, to where, under which conditi
             extract(repository, manifest, tree, progress)
             return cache.complete(key, tree, manifest, data)
         except BaseException as error:
-            discard(tree.folder)  # a full disk would stay full
+            discard(tree.folder)  # or a full disk would stay full
             if isinstance(error, OSError) and error.filename is None:
                 error.filename = str(cache.folder)
             raise
@@ -105,12 +105,12 @@ def extract(
     """Write the files of a snapshot whose entries have been checked into an empty tree.
 
     Raises:
-        IntegrityError: A file is not what its digest says.
+        IntegrityError: A file does not match its digest.
     """
     _make_folders(manifest, tree)
     extraction = _Extraction(repository, manifest, tree)
     total, done = manifest.raw_bytes, 0
-    # More than processors: some of them wait for the store.
+    # More threads than processors, because some of them wait for the store.
     workers = min(16, 2 + cores_here())
     with ThreadPoolExecutor(workers, thread_name_prefix="omniload-env") as pool:
         reads = [pool.submit(extraction.carry_out, read) for read in extraction.reads()]
@@ -125,7 +125,7 @@ def extract(
 
 
 def _make_folders(manifest: Manifest, tree: Tree) -> None:
-    """Make directories, links and whiteouts; entries stand in order, so parents come first."""
+    """Make directories, links and whiteouts; entries are in order, so parents come first."""
     for number in range(len(manifest.head.targets)):
         readable_folder(tree.layer(number))
         readable_folder(tree.whiteouts(number))
@@ -135,7 +135,7 @@ def _make_folders(manifest: Manifest, tree: Tree) -> None:
             continue
         path = f"{layers[entry.target]}/{entry.path}"
         if entry.kind is Kind.DIRECTORY and entry.path:
-            # Open until it is filled: its own mode, which comes last, may forbid that.
+            # Writable until it is filled, because its final mode may forbid that.
             os.mkdir(path, 0o755)  # noqa: PTH102 -- thousands of paths
         elif entry.kind is Kind.LINK:
             os.symlink(entry.link, path)  # noqa: PTH211
@@ -152,7 +152,7 @@ def _make_folders(manifest: Manifest, tree: Tree) -> None:
 
 
 def _finish_folders(manifest: Manifest, tree: Tree) -> None:
-    """Give directories their modes and times, the deepest first: writing into them is over."""
+    """Set modes and times of directories, the deepest first, when nothing more is written into them."""
     layers = _layers(manifest, tree)
     for entry in reversed(manifest.entries):
         if entry.kind is Kind.DIRECTORY:
@@ -166,7 +166,7 @@ def _layers(manifest: Manifest, tree: Tree) -> list[str]:
 
 
 class _Extraction:
-    """Reads units of packs and writes the files whose bytes they bring."""
+    """Reads units of packs and writes the files whose bytes they contain."""
 
     def __init__(self, repository: Repository, manifest: Manifest, tree: Tree) -> None:
         self._repository = repository
@@ -179,7 +179,7 @@ class _Extraction:
             if entry.kind is Kind.FILE:
                 self._entries_of.setdefault(entry.digest, []).append(entry)
         self._missing: dict[bytes, int] = {}
-        """Bytes that are still to be written of contents that come in parts."""
+        """Number of missing bytes of contents that arrive in parts."""
         self._lock = threading.Lock()
 
     def reads(self) -> Iterator[_Read]:
@@ -205,7 +205,7 @@ class _Extraction:
                 yield _Read(pack, unit, tuple(contents))
 
     def carry_out(self, read: _Read) -> int:
-        """Fetch one unit and write what it brings; return the raw bytes written."""
+        """Fetch one unit and write its contents; return the raw bytes written."""
         name, unit = self._manifest.head.packs[read.pack], read.unit
         try:
             stored = memoryview(self._repository.read_frames(name, unit.offset, unit.stored_bytes))
@@ -233,7 +233,7 @@ class _Extraction:
         return written
 
     def _write(self, digest: bytes, pieces: Sequence[memoryview]) -> None:
-        """Write every file of a content that is whole."""
+        """Write every file of a complete content."""
         entries, found = self._entries_of[digest], hashlib.sha256()
         for piece in pieces:
             found.update(piece)
@@ -297,9 +297,9 @@ class _Extraction:
 
 
 class _Raw:
-    """Frames of a unit, inflated; most contents lie in one of them and are not copied again."""
+    """Inflated frames of a unit; most contents are in one frame and are not copied again."""
 
-    # Joined into one piece they would take half as long again: memory that is new is filled twice.
+    # To join the frames into one piece would take half as long again, because new memory is filled twice.
     def __init__(self, offset: int) -> None:
         self._starts: list[int] = []
         self._frames: list[memoryview] = []

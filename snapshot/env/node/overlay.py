@@ -1,9 +1,9 @@
-"""Show an extracted snapshot over a target: a read-only overlay of the kernel.
+"""An extracted snapshot over a target: a read-only overlay of the kernel.
 
-The tree of the node cache lies over the target itself, so what was there before is
-still there, deletions are hidden by whiteouts, and every environment of the node reads
-the same pages. One ``mount`` call for each target: this is what makes a warm restore
-cost milliseconds, whatever the size.
+The tree of the node cache is mounted over the target itself. So the former files are
+still visible, whiteouts hide deletions, and every environment of the node reads
+the same pages. It takes one ``mount`` call for each target; therefore a warm restore
+costs milliseconds, whatever the size.
 """
 
 import errno
@@ -27,19 +27,19 @@ __all__ = [
     "umount",
 ]
 
-# The kernel's own number for its first namespace of processes, PROC_PID_INIT_INO: no call tells it.
+# The kernel's fixed number of its first namespace of processes, PROC_PID_INIT_INO; no call returns it.
 _FIRST_PROCESSES = 0xEFFFFFFC
 _CANNOT = frozenset(
     {errno.EPERM, errno.EACCES, errno.ENODEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 )
-_OPTION_BYTES = 4095  # mount(2) takes one page
+_OPTION_BYTES = 4095  # mount(2) accepts one page
 
 
 def overlay_options(layers: Sequence[str]) -> str:
-    """Return the options of an overlay of ``layers``, the topmost first, with nothing to write to.
+    """Return the options of an overlay of ``layers``, the topmost first, without a layer for writes.
 
     Raises:
-        ValueError: They are longer than the kernel takes.
+        ValueError: They are longer than the kernel allows.
     """
     escaped = (re.sub(r"([\\:,])", r"\\\1", layer) for layer in layers)
     options = "lowerdir=" + ":".join(escaped)
@@ -49,7 +49,7 @@ def overlay_options(layers: Sequence[str]) -> str:
 
 
 def mounts_at(path: str) -> list[Mount]:
-    """Return the overlays of ours that lie on ``path``, the topmost last."""
+    """Return our overlays that are mounted on ``path``, the topmost last."""
     return [mount for mount in _ours(mounts_here()) if mount.path == path]
 
 
@@ -66,12 +66,12 @@ def keys_mounted(proc: Path = Path("/proc")) -> tuple[set[str], bool]:
 
 
 def mount_source(key: str) -> str:
-    """Return what stands for the device of a mounted snapshot."""
+    """Return the text that stands for the device of a mounted snapshot."""
     return f"omniload-env:{key}"
 
 
 def mount_overlay(tree: Tree, number: int, path: str, key: str) -> None:
-    """Lay target ``number`` of a tree over ``path``.
+    """Mount target ``number`` of a tree over ``path``.
 
     Raises:
         UnavailableError: This machine or this user cannot mount overlays.
@@ -80,7 +80,7 @@ def mount_overlay(tree: Tree, number: int, path: str, key: str) -> None:
     if not tree.hides_deletions:
         raise UnavailableError(f"{tree.folder}: what was deleted cannot be marked for an overlay")
     layers = [str(tree.layer(number))]
-    # Each layer more is looked through for every name that is not there.
+    # Leave out an empty layer, because each layer is searched for every missing name.
     if any(tree.whiteouts(number).iterdir()):
         layers.append(str(tree.whiteouts(number)))
     try:

@@ -1,4 +1,4 @@
-"""One extracted snapshot in a node cache: what lies there, and whether it still is what was extracted."""
+"""One extracted snapshot in a node cache: its files, and checks that they are still as extracted."""
 
 import errno
 import hashlib
@@ -115,7 +115,7 @@ class Listing(NamedTuple):
 
 
 def listing_of(entries: Iterable[Entry]) -> Listing:
-    """Return the listing of entries that have been checked and stand in order."""
+    """Return the listing of entries that have been checked and are in order."""
     folders: dict[Place, Folder] = {}
     deleted = list[Place]()
     for entry in entries:
@@ -125,7 +125,7 @@ def listing_of(entries: Iterable[Entry]) -> Listing:
             deleted.append((entry.target, entry.path))
         else:
             above, _, name = entry.path.rpartition("/")
-            # Entries stand in order, so the folder above has been met.
+            # Entries are in order, so the folder above came before.
             _, names, inside = folders[entry.target, above]
             names.append(name)
             inside.append(entry)
@@ -133,7 +133,7 @@ def listing_of(entries: Iterable[Entry]) -> Listing:
 
 
 def changed_in(root: str, folder: Folder) -> list[str]:
-    """Return the paths of a folder below ``root`` whose kind, size, mode or time is not what it was when written."""
+    """Return the paths of a folder below ``root`` whose kind, size, mode or time has changed since the extraction."""
     own, names, entries = folder
     try:
         # Do not follow a link, because its target is not the folder that was written.
@@ -150,7 +150,7 @@ def changed_in(root: str, folder: Folder) -> list[str]:
             except FileNotFoundError:
                 found.append(folder.path_of(name))
                 continue
-            if entry.kind is Kind.LINK:  # it has no mode of its own
+            if entry.kind is Kind.LINK:  # a link has no mode of its own
                 same = stat.S_ISLNK(seen.st_mode)
             else:
                 same = seen.st_mode == stat.S_IFREG | entry.mode
@@ -169,14 +169,14 @@ _UNREADABLE = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
 
 
 def boot_id() -> str:
-    """Return what names this start of the kernel."""
+    """Return the id of this boot of the kernel."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return "unknown"
 
 
 def discard(path: Path) -> None:
-    """Remove a file, a link or a tree, if it is there; folders without write permission too."""
+    """Remove a file, a link or a tree, if it exists; folders without write permission, too."""
 
     def again(function: Callable[[str], object], failed: str, raised: Any) -> None:  # noqa: ANN401
         if not os.path.lexists(failed):
@@ -221,9 +221,9 @@ class Tree:
 
     @property
     def manifest(self) -> "Manifest":
-        """The manifest it was made from."""
+        """Manifest that the tree was made from."""
         if self._manifest is None:
-            # Imported here: a mount is there before the decoder would be loaded.
+            # Import it lazily, because a mount is finished before the decoder would be loaded.
             from snapshot.env.format.manifest import decode_manifest  # noqa: PLC0415
 
             name = str(self.folder / "manifest")
@@ -247,20 +247,20 @@ class Tree:
         )
 
     def layer(self, number: int) -> Path:
-        """Return where the files of target ``number`` lie."""
+        """Return the folder of the files of target ``number``."""
         return self.folder / "layers" / str(number)
 
     def whiteouts(self, number: int) -> Path:
-        """Return where the deletions of target ``number`` are marked for overlayfs."""
+        """Return the folder that marks the deletions of target ``number`` for overlayfs."""
         return self.folder / "whiteouts" / str(number)
 
     @property
     def boot(self) -> str:
-        """Start of the kernel under which the tree was written or last compared."""
+        """Boot of the kernel under which the tree was written or last compared."""
         return (self.folder / "boot").read_text(encoding="ascii")
 
     def invalidate(self) -> None:
-        """Have every file compared with its digest before the tree is used again."""
+        """Require that every file is compared with its digest before the tree is used again."""
         put_file(self.folder / "boot")
 
     @property
@@ -272,41 +272,42 @@ class Tree:
         return 0
 
     def mark_used(self) -> None:
-        """Note that it is placed now."""
+        """Note that the tree is being placed now."""
         with suppress(PermissionError):
             os.utime(self.folder / "head.json")
 
     def mark_linked(self) -> None:
-        """Note that environments share inodes with the tree, so that it is looked at before use."""
+        """Note that environments share inodes with the tree, so that it is checked before use."""
         put_file(self.folder / "linked")
 
     def mark_mounted(self) -> None:
-        """Note that a mount may show the tree until the machine starts again."""
-        with suppress(PermissionError):  # a user that may not note it may not drop it either
+        """Note that a mount may show the tree until the machine restarts."""
+        # a user who cannot write the note cannot drop the tree either
+        with suppress(PermissionError):
             # Record the boot, because no mount outlives it.
             put_file(self.folder / "mounted", boot_id().encode())
 
     def mark_unmounted(self) -> None:
-        """Take the note back, where the first mount failed."""
+        """Remove the note, because the first mount failed."""
         with suppress(PermissionError):
             (self.folder / "mounted").unlink(missing_ok=True)
 
     @property
     def may_be_mounted(self) -> bool:
-        """Whether a mount of this start of the kernel may show the tree."""
+        """Whether a mount of this boot of the kernel may show the tree."""
         with suppress(FileNotFoundError):
             return (self.folder / "mounted").read_text(encoding="ascii") == boot_id()
         return False
 
     @property
     def hides_deletions(self) -> bool:
-        """Whether marks for overlayfs could be made for all that was deleted."""
+        """Whether overlayfs marks could be made for all deletions."""
         return not (self.folder / "unmarked").exists()
 
     def rotted_file(self, within_s: float) -> str | None:
-        """Compare files picked at random with their digests for a while; return one that is not what it was."""
+        """Compare random files with their digests for a while; return the first one that differs."""
         files = [entry for entry in self.manifest.entries if entry.kind is Kind.FILE]
-        # Another sample each time, or the same files would be looked at for ever.
+        # Take another sample each time, or the same files would be checked for ever.
         random.shuffle(files)
         until_s = time.monotonic() + within_s
         for entry in files:
@@ -345,7 +346,7 @@ class Tree:
 
 
 def _is_as_written(path: str, entry: Entry) -> bool:
-    """Return whether the content of a file or link is what it was; what the disk cannot read is not."""
+    """Return whether the content of a file or link is unchanged; an unreadable file counts as changed."""
     try:
         if entry.kind is Kind.LINK:
             return os.readlink(path) == entry.link  # noqa: PTH115 -- thousands of paths

@@ -1,4 +1,4 @@
-"""From the URL of a store to the snapshots on it."""
+"""Snapshots on the store at a URL."""
 
 import os
 import sys
@@ -20,14 +20,14 @@ class StoreMissingError(ConfigError):
 
 @contextmanager
 def opened(url: str) -> "Iterator[Repository]":
-    """Open the snapshots of the store at ``url``; outages are retried.
+    """Open the snapshots of the store at ``url``; calls are retried during outages.
 
     Raises:
         ConfigError: The URL names nothing that can be opened.
-        StoreMissingError: It names a folder that is not there.
+        StoreMissingError: It names a folder that does not exist.
         UnavailableError: The store does not answer.
     """
-    # Imported here: clients of stores take longer to load than a warm restore takes altogether.
+    # Import lazily, because clients of stores take longer to load than a whole warm restore takes.
     from fusefs.stores.retry import RetryingStore  # noqa: PLC0415
     from fusefs.stores.url import local_path, open_store  # noqa: PLC0415
     from snapshot.env.store.repository import Repository  # noqa: PLC0415
@@ -45,11 +45,11 @@ def opened(url: str) -> "Iterator[Repository]":
 
 @contextmanager
 def _standard_output_kept() -> Iterator[None]:
-    """Send to standard error what a client writes while it is loaded: standard output is for a key or JSON."""
+    """Send the output of a client during its loading to standard error: standard output is for a key or JSON."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:
-        # The descriptor itself: a Java machine logs there, past Python.
+        # Redirect the descriptor itself, because a Java machine logs there without Python.
         os.dup2(2, 1)
         yield
     finally:

@@ -1,4 +1,4 @@
-"""How far a long step is: reported by the step, shown on a terminal."""
+"""Progress of a long step: reported by the step, shown on a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -8,17 +8,17 @@ from typing import Any, TextIO
 __all__ = ["Progress", "shown_progress"]
 
 Progress = Callable[[str, int, int], None]
-"""Called with the step's name, how much is done, and of how much."""
+"""Called with the step's name, the amount that is done, and the total amount."""
 
 
 @contextmanager
 def shown_progress(*, in_bytes: bool = True) -> Iterator[Progress]:
     """Show long work on a terminal, in bytes or by number; show nothing if there is no terminal."""
-    stderr: TextIO | None = sys.stderr  # none where it was closed before this process began
+    stderr: TextIO | None = sys.stderr  # None if it was closed before this process began
     if stderr is None or not stderr.isatty():
         yield lambda *_: None
         return
-    # Imported here: a warm restore is over before this would be loaded.
+    # Import lazily, because a warm restore is over before this would be loaded.
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn  # noqa: PLC0415
     from rich.progress import Progress as Bars  # noqa: PLC0415

@@ -1,16 +1,16 @@
-"""Snapshots on a store: where manifests and packs lie, and in which order they are written.
+"""Snapshots on a store: the places of manifests and packs, and the order in which they are written.
 
 ::
 
-    omniload-env/1/manifests/<key>        published last: all it names is there before it
+    omniload-env/1/manifests/<key>        published last: everything it names is there before it
     omniload-env/1/packs/<32 digits>      random names, written once: half a pack is an orphan
     omniload-env/1/condemned/<pack>       empty; written once nothing has named the pack for a grace
 
-A store has no locks, and a saver names a pack only when all of its snapshot is written. So a
-pack that nothing names goes in two steps with a grace between them: a saver does not rely on a
-condemned pack, and looks once more before it publishes. When the mark has stood for a grace and
-still no manifest names the pack, the pack is removed, then the mark. A run that is killed between
-any two of these steps is finished by the next one.
+A store has no locks, and a saver names a pack only when its whole snapshot is written. So a
+pack that nothing names is removed in two steps with a grace between them. A saver does not rely on a
+condemned pack, and checks once more before it publishes. If the mark is a grace old and
+still no manifest names the pack, the pack is removed, then the mark. If a run is killed between
+any two of these steps, the next run completes them.
 """
 
 import threading
@@ -54,19 +54,19 @@ _BEGIN_BYTES = 4 << 20
 # An eighth smaller than at level 3, for 5 more seconds of processor time at the one save of a scientific stack.
 _LEVEL = 7
 _THREADS = 8
-"""That read manifests."""
-# Looked into for contents that are there already: each costs the reading of a manifest.
+"""Threads that read manifests."""
+# Number of snapshots that are searched for existing contents; each costs the reading of a manifest.
 _NEWEST = 16
 
 
 class Found(NamedTuple):
-    """A content that is in the store already."""
+    """A content that the store already has."""
 
     pack: str
     frames: tuple[Frame, ...]
-    """All of the pack."""
+    """All frames of the pack."""
     offset: int
-    """In the raw pack."""
+    """Offset in the raw pack."""
     size_bytes: int
 
 
@@ -85,7 +85,7 @@ class Repository:
         return [e.name for e in sorted(keys, key=lambda e: -e.mtime_ns)]
 
     def listed(self, folder: str) -> dict[str, Entry]:
-        """Return what a folder of the store holds, by name; nothing of one that is not there."""
+        """Return the entries of a folder of the store, by name; none if the folder does not exist."""
         try:
             entries = self.store.listing(folder)
         except FileNotFoundError:
@@ -96,7 +96,7 @@ class Repository:
         """Return the one key that begins with ``start``.
 
         Raises:
-            StateError: None does, or several do.
+            StateError: No key or several keys do.
         """
         if len(start) == 64:
             return start
@@ -109,10 +109,10 @@ class Repository:
         return found[0]
 
     def manifest_bytes(self, key: str) -> bytes | None:
-        """Return the manifest of a key, or ``None`` where there is none.
+        """Return the manifest of a key, or ``None`` if there is none.
 
         Raises:
-            IntegrityError, StateError: It does not begin as one does.
+            IntegrityError, StateError: It does not begin like a manifest.
         """
         path = f"{MANIFESTS}/{_checked(key)}"
         try:
@@ -125,18 +125,18 @@ class Repository:
             return None
 
     def manifest(self, key: str) -> Manifest | None:
-        """Return the manifest of a key, or ``None`` where there is none.
+        """Return the manifest of a key, or ``None`` if there is none.
 
         Raises:
-            IntegrityError: It is damaged, or says that it is another key's.
+            IntegrityError: It is damaged, or names another key.
         """
         data = self.manifest_bytes(key)
         return None if data is None else manifest_of(data, key)
 
     def publish(self, manifest: Manifest) -> bool:
-        """Put a manifest there unless a sound one of its key is; return whether it was put.
+        """Publish a manifest unless there is a sound one of its key; return whether it was published.
 
-        Of two savers that publish in the same instant the last one stays; both are whole.
+        If two savers publish at the same instant, the last manifest stays; both are complete.
 
         Raises:
             StateError: It relies on a pack that was condemned meanwhile.
@@ -144,7 +144,8 @@ class Repository:
         try:
             present = self.manifest(manifest.head.key)
         except IntegrityError:
-            present = None  # it makes room, as one whose packs are gone: saving again mends it
+            # replace it, like one whose packs are gone, so that a new save repairs it
+            present = None
         if present is not None and all(map(self._is_whole, present.head.packs, present.frames)):
             return False  # the first one stays, so that every node that starts a job gets the same bytes
         # Check as late as possible, because the mark may have been set while packs were written.
@@ -157,7 +158,7 @@ class Repository:
         return True
 
     def known_contents(self, wanted: Iterable[bytes]) -> dict[bytes, Found]:
-        """Return which of the ``wanted`` digests lie in packs of the newest snapshots, and where."""
+        """Return the ``wanted`` digests that are in packs of the newest snapshots, with their places."""
         keys = self.all_keys()[:_NEWEST]
         needed, found = set(wanted), dict[bytes, Found]()
         condemned = self.listed(CONDEMNED)
@@ -167,7 +168,7 @@ class Repository:
                 relied = [p not in condemned and self._is_whole(p, frames) for p, frames in packs]
                 for digest in needed & manifest.contents.keys():
                     number, offset, size = manifest.contents[digest]
-                    # Empty contents lie in no pack, so nothing is saved by relying on one.
+                    # Empty contents need no pack, so there is no use in relying on one.
                     if size and relied[number]:
                         found.setdefault(digest, Found(*packs[number], offset, size))
         return found
@@ -179,7 +180,7 @@ class Repository:
             return None  # a restore reports it
 
     def _is_whole(self, pack: str, frames: Sequence[Frame]) -> bool:
-        """Return whether a pack is there as far as the last of its frames."""
+        """Return whether a pack is there up to its last frame."""
         end = frames[-1].offset + frames[-1].stored_bytes
         try:
             # Check the size alone: the bytes, which may be terabytes, are compared when they are restored.
@@ -221,7 +222,7 @@ def manifest_of(data: bytes, key: str) -> Manifest:
     """Read the manifest of a key.
 
     Raises:
-        IntegrityError: It is damaged, or says that it is another key's.
+        IntegrityError: It is damaged, or names another key.
     """
     manifest = decode_manifest(data, name=key)
     if manifest.head.key != key:
@@ -230,11 +231,11 @@ def manifest_of(data: bytes, key: str) -> Manifest:
 
 
 def _compressed(stream: Iterator[bytes], pool: ThreadPoolExecutor) -> Iterator[tuple[int, bytes]]:
-    """Compress frames ahead of their writer, a bounded number of them."""
+    """Compress a limited number of frames ahead of their writer."""
     waiting: list[tuple[int, Future[bytes]]] = []
     for raw in frames_of(stream, FRAME_BYTES):
         waiting.append((len(raw), pool.submit(_deflate, raw)))
-        # Bounds what is held of a stream: some frames of 4 MiB, raw and compressed.
+        # This limits the memory: some frames of 4 MiB, raw and compressed.
         if len(waiting) > 8:
             size, done = waiting.pop(0)
             yield size, done.result()
@@ -260,9 +261,9 @@ class Verdict(NamedTuple):
     """The fate of the packs of a store; each list is sorted."""
 
     removed: tuple[str, ...]
-    """Condemned a grace ago and named by nothing since."""
+    """Packs that were condemned a grace ago, and that nothing has named since."""
     condemned: tuple[str, ...]
-    """Named by nothing, and not written just now."""
+    """Packs that nothing names, and that were not written just now."""
     pardoned: tuple[str, ...]
     """Marks of packs that are named, or are gone."""
 
@@ -286,15 +287,15 @@ def judged(
     """Decide about every pack.
 
     Args:
-        packs: When each was written, nanoseconds since 1970.
-        marks: When each condemned one was condemned.
+        packs: Time at which each was written, nanoseconds since 1970.
+        marks: Time at which each condemned pack was condemned.
         named: Packs that a manifest names.
-        now_ns: The time.
-        grace_ns: How long a pack or a mark must have stood.
+        now_ns: The present time.
+        grace_ns: Least age of a pack or a mark.
 
     Returns:
-        The verdict. No pack that is named is removed or condemned, and none is removed that
-        was not condemned a grace before.
+        The verdict. No named pack is removed or condemned, and a pack is removed only if it
+        was condemned a grace before.
     """
     latest = now_ns - grace_ns
     orphans = packs.keys() - named
@@ -313,16 +314,16 @@ def prune_store(
     now_ns: int,
     act: bool = True,
 ) -> Pruned:
-    """Remove snapshots, condemn packs that nothing names, remove those condemned a grace ago.
+    """Remove snapshots, condemn packs that nothing names, remove packs that were condemned a grace ago.
 
-    A grace is longer than any save takes to publish, and than clocks differ. Without ``act``, what
-    would be done is only listed.
+    A grace is longer than any save takes to publish, and longer than clocks differ. Without ``act``, the
+    changes are only listed.
 
     Raises:
-        StateError: A manifest cannot be read: what it names is not known, so no pack goes.
+        StateError: A manifest cannot be read, so the packs that it names are unknown, and no pack is removed.
     """
     store, gone = repository.store, tuple(sorted(keys))
-    # First: killed after this, the packs have lost their names and the next run takes them.
+    # First: if the run is killed after this, no manifest names the packs, and the next run takes them.
     if act:
         for key in gone:
             _remove(store.remove, f"{MANIFESTS}/{key}")
@@ -331,7 +332,7 @@ def prune_store(
     written = {name: entry.mtime_ns for name, entry in packs.items()}
     named: set[str] = set()
     seen: set[str] = set() if act else set(gone)
-    # Twice: what was published while the first look was taken is named as well.
+    # Look twice, to include manifests that were published during the first look.
     for _ in range(2):
         fresh = set(repository.all_keys()) - seen
         seen |= fresh
@@ -346,7 +347,7 @@ def prune_store(
     if act:
         for pack in verdict.removed:
             _remove(store.remove, f"{PACKS}/{pack}")
-        # After the packs: a run that is killed in between finds its marks again.
+        # After the packs, so that a run that is killed in between finds its marks again.
         for pack in (*verdict.removed, *verdict.pardoned):
             _remove(store.remove, f"{CONDEMNED}/{pack}")
         for pack in verdict.condemned:

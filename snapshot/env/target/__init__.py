@@ -1,1 +1,1 @@
-"""The directories of one environment: scanned, changed, recorded, brought back."""
+"""The directories of one environment: scanned, changed, recorded, restored."""

@@ -35,18 +35,18 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """An interpreter, the directories whose changes are captured, and what was done to them."""
+    """An interpreter, the directories whose changes are captured, and the changes made to them."""
 
     interpreter: Interpreter
     targets: tuple[Target, ...]
     records: Records
 
     def locked(self) -> AbstractContextManager[None]:
-        """Keep other restores of this environment out."""
+        """Exclude other restores of this environment."""
         return exclusively(self.records.folder / "lock")
 
     def heal(self) -> Record | None:
-        """Finish what a killed restore left, under the lock; return what the environment holds."""
+        """Clean up after a killed restore, under the lock; return the record of the environment."""
         journal = self.records.read("journal")
         if journal is not None:
             from snapshot.env.target.moves import carry_out  # noqa: PLC0415 -- rarely needed
@@ -58,13 +58,13 @@ class Environment:
         seen = {path: mounts_at(path) for path in paths}
         mounted = [path for path, mounts in seen.items() if mounts]
         if record is None or record.form != "mount":
-            # Leftovers of a restore that died between its mounts, before their record.
+            # Leftovers of a restore that was killed between its mounts, before their record.
             for path in mounted:
                 umount(path, lazily=True)
             return record
         # Another container may have mounted, and recorded, another snapshot on the same volume.
         ours = all(seen[path][-1].source == mount_source(record.key) for path in mounted)
-        # Or mounts of ours are gone: the container or the machine has started again.
+        # Or our mounts are gone, because the container or the machine has restarted.
         if not ours or sorted(mounted) != sorted(record.targets):
             self._take_off(paths, lazily=True)
             self.records.remove("record")
@@ -72,10 +72,10 @@ class Environment:
         return record
 
     def clear(self, record: Record | None, *, lazily: bool = False) -> None:
-        """Bring back what the environment held before ``record``, under the lock.
+        """Restore the content of the environment before ``record``, under the lock.
 
         Raises:
-            StateError: It was installed here, not restored, or a mount is in use.
+            StateError: The snapshot was installed here, not restored, or a mount is in use.
         """
         if record is None:
             return
@@ -98,13 +98,13 @@ class Environment:
                 umount(path, lazily=lazily)
 
     def document(self, installation: Installation, image: str) -> dict[str, Any]:
-        """Return the key document of an installation into what this environment held before, under the lock."""
+        """Return the key document of an installation into the environment's former content, under the lock."""
         record = self.heal()
         if record is not None:
-            # The base is what was there before a restore, or the same request would get another key.
+            # The base is the content before a restore, or the same request would get another key.
             before = Base(image, record.base["installed"])
             document = document_of(self.interpreter, self.targets, before, installation)
-            # An installation in place cannot be undone: for another request, what it made is the base.
+            # An installation cannot be undone, so its result is the base for another request.
             if record.form != "command" or key_of(document) == record.key:
                 return document
         now = base_of(image, installed_in(self.targets))
@@ -126,7 +126,7 @@ class Environment:
         """Check that a snapshot was made for an environment like this one.
 
         Raises:
-            StateError: Interpreter, prefix or targets are others; its byte code, extension
+            StateError: Interpreter, prefix or targets differ; its byte code, extension
                 modules or scripts would not work here.
         """
         here = {
@@ -173,10 +173,10 @@ class Scan(dict[Place, Seen]):
 def targets_of(prefix: str, paths: Sequence[str]) -> tuple[Target, ...]:
     """Name the directories whose changes are captured, in order of their names.
 
-    A directory inside another of them is part of that one.
+    A directory inside another one is part of it.
 
     Raises:
-        ConfigError: One holds the whole prefix, where the record of a restore lies.
+        ConfigError: A directory contains the whole prefix, which holds the record of a restore.
     """
     real = sorted({os.path.realpath(path) for path in paths})
     home = os.path.realpath(prefix)
@@ -196,7 +196,7 @@ def scan(targets: Sequence[Target]) -> Scan:
     """Look at every path of the targets; links are not followed.
 
     Returns:
-        What was seen. A target that does not exist holds nothing.
+        The entries seen. A target that does not exist has none.
     """
     found = Scan()
     for number, target in enumerate(targets):
@@ -209,7 +209,7 @@ def scan(targets: Sequence[Target]) -> Scan:
 
 
 def _scan_folder(found: Scan, number: int, folder: str, path: str) -> None:
-    """Look into one directory; a recursion as deep as the tree, which paths bound to 2048."""
+    """Look into one directory, recursively; the limit of paths bounds the depth to 2048."""
     with os.scandir(folder) as items:
         for item in items:
             if item.name == OWN_FOLDER:

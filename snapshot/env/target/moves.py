@@ -1,12 +1,12 @@
-"""Put an extracted snapshot into an environment by renames, so that a kill leaves no half of it.
+"""Placing an extracted snapshot into an environment by renames, so that a kill leaves no half of it.
 
 Everything is staged in ``<target>/.omniload-env`` first, on the same file system:
-directories that are new as whole trees, single files where a directory is there
-already. Nothing of it is visible. Then a journal is written, and what it lists is
-carried out: each path is one rename, what was there goes to a backup. A kill before
-the journal leaves a stage that the next restore removes; a kill after it leaves a journal
-that the next restore carries out to its end. The record that replaces the journal
-lets ``undo`` bring back what was there before.
+new directories as whole trees, single files for directories that
+already exist. None of it is visible. Then a journal is written, and its moves are
+carried out: each path is one rename, and the former entry goes to a backup. A kill before
+the journal leaves a stage, which the next restore removes. A kill after it leaves a journal,
+which the next restore completes. The record that replaces the journal
+lets ``undo`` restore the former entries.
 """
 
 import os
@@ -28,11 +28,11 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def plan_moves(listing: Listing, exists: Callable[[int, str], Kind | None]) -> tuple[Move, ...]:
-    """Return the renames, none below another, that turn an environment, as ``exists`` tells it, into the snapshot.
+    """Return the renames, none below another, that turn the environment described by ``exists`` into the snapshot.
 
     Returns:
-        One move for each path that is new or replaced, whole directories where nothing is
-        there yet, and one for each deletion of something that is there.
+        One move for each path that is new or replaced, with whole directories if nothing is
+        there yet, and one for each deletion of an existing entry.
     """
     moves, whole = list[Move](), set[Place]()
     for folder in listing.folders:
@@ -52,19 +52,19 @@ def plan_moves(listing: Listing, exists: Callable[[int, str], Kind | None]) -> t
 
 
 def apply(records: Records, tree: Tree, targets: Sequence[Target], record: Record) -> None:
-    """Stage a tree and carry it out; the caller holds the environment's lock.
+    """Stage a tree and carry out its moves; the caller holds the environment's lock.
 
-    ``record`` is all but the moves; its form says whether files are linked or copied.
+    ``record`` is complete except for the moves; its form says whether files are linked or copied.
 
     Raises:
-        IntegrityError: A link stands where the snapshot has a directory: it might lead out.
-        StateError: A target holds what another environment restored.
+        IntegrityError: The snapshot has a directory where a link is, which might lead out.
+        StateError: A target holds files that another environment restored.
     """
     listing = tree.listing
     for target in targets:
         Path(target.path).mkdir(parents=True, exist_ok=True)
         _check_owner(records, target)
-        # Staged by a restore that was killed before its journal: nothing of it is in place.
+        # The stage of a restore that was killed before its journal; none of it is in place.
         discard(Path(target.path) / OWN_FOLDER)
     moves = plan_moves(listing, lambda number, path: _kind_at(targets[number], path))
     parts = list(staged(listing, moves, targets))
@@ -92,7 +92,7 @@ def apply(records: Records, tree: Tree, targets: Sequence[Target], record: Recor
 
 
 def _check_owner(records: Records, target: Target) -> None:
-    """Check that no other environment keeps here what it will put back some day."""
+    """Check that no other environment keeps entries here that it will put back some day."""
     owner = Path(target.path) / OWN_FOLDER / "owner"
     if not owner.exists():
         return
@@ -105,7 +105,7 @@ def _check_owner(records: Records, target: Target) -> None:
 
 
 def carry_out(records: Records, journal: Record) -> None:
-    """Do what a journal lists, as far as it is not done; then turn it into the record, or remove both."""
+    """Carry out the moves of a journal that are not done yet; then turn it into the record, or remove both."""
     if journal.action == "apply":
         for number, move in enumerate(journal.moves):
             _put(Path(journal.targets[move.target]), number, move)
@@ -117,21 +117,21 @@ def carry_out(records: Records, journal: Record) -> None:
     for number, move in reversed(list(enumerate(journal.moves))):
         _put_back(Path(journal.targets[move.target]), number, move)
     records.remove("record")
-    # The journal goes first: without its trash nothing would say what is put back.
+    # Remove the journal first, because without the trash nothing says which moves were put back.
     records.remove("journal")
     for target in journal.targets:
         discard(Path(target) / OWN_FOLDER)
 
 
 def undo(records: Records, record: Record) -> None:
-    """Bring back what an environment held before a restore by links or copies."""
+    """Restore the former content of an environment after a restore by links or copies."""
     journal = replace(record, action="undo")
     records.write("journal", journal)
     carry_out(records, journal)
 
 
 def _kind_at(target: Target, path: str) -> Kind | None:
-    """Return what stands at a path; a link on the way is refused, it might lead out."""
+    """Return the kind of the entry at a path; a link on the way is refused, because it might lead out."""
     whole = Path(target.path) / path
     if not os.path.lexists(whole):
         return None
@@ -144,19 +144,19 @@ def _kind_at(target: Target, path: str) -> Kind | None:
 
 
 def _put(target: Path, number: int, move: Move) -> None:
-    """Carry out one move; again after it is done, it does nothing."""
+    """Carry out one move; a repeated call does nothing."""
     own = target / OWN_FOLDER
     staged, backup, path = (
         own / "stage" / str(number),
         own / "backup" / str(number),
         target / move.path,
     )
-    # Done before a kill: what was staged is in place.
+    # The move was done before a kill, and the staged entry is in place.
     if move.stages and not os.path.lexists(staged):
         return
     if os.path.lexists(path):
         if os.path.lexists(backup):
-            discard(path)  # came back since the kill
+            discard(path)  # the entry came back since the kill
         else:
             _move(path, backup)
     if move.stages:
@@ -164,7 +164,7 @@ def _put(target: Path, number: int, move: Move) -> None:
 
 
 def _put_back(target: Path, number: int, move: Move) -> None:
-    """Undo one move; again after it is done, it does nothing."""
+    """Undo one move; a repeated call does nothing."""
     own, path = target / OWN_FOLDER, target / move.path
     trash, backup = own / "trash" / str(number), own / "backup" / str(number)
     if not os.path.lexists(trash):
@@ -172,14 +172,14 @@ def _put_back(target: Path, number: int, move: Move) -> None:
         if move.stages and os.path.lexists(path):
             _move(path, trash)
         else:
-            trash.touch()  # begun: what stands there from now on is the backup
+            trash.touch()  # the undo has begun: from now on, the entry at the path is the backup
     if os.path.lexists(backup):
         path.parent.mkdir(parents=True, exist_ok=True)
         _move(backup, path)
 
 
 def _move(path: Path, target: Path) -> None:
-    """Rename; a directory that its owner may not write has to be opened for it (root has not)."""
+    """Rename; a directory without write permission for its owner is made writable for it (not needed by root)."""
     try:
         path.rename(target)
     except PermissionError:
@@ -192,17 +192,17 @@ def _move(path: Path, target: Path) -> None:
 
 
 class Staged(NamedTuple):
-    """One folder of a tree, and where its files are staged."""
+    """One folder of a tree, and the place where its files are staged."""
 
     folder: Folder
     into: str
-    """Folder of the stage."""
+    """Folder in the stage."""
     names: Sequence[str] | None
-    """Name of each file there; ``None``: its own, in a folder that is made for it."""
+    """Name of each file there; ``None``: its own name, in a folder that is made for it."""
 
 
 def staged(listing: Listing, moves: Sequence[Move], targets: Sequence[Target]) -> Iterator[Staged]:
-    """Yield where each folder is staged: as a whole, or its files alone under the numbers of their moves."""
+    """Yield the place in the stage of each folder: the whole folder, or its files under the numbers of their moves."""
     number_of = {(move.target, move.path): number for number, move in enumerate(moves)}
     at: dict[tuple[int, str], str] = {}
     for folder in listing.folders:
@@ -230,14 +230,14 @@ def _stage(tree: Tree, parts: Sequence[Staged], targets: Sequence[Target], *, li
     plain = [stat.S_IMODE(os.stat(f"{t.path}/{OWN_FOLDER}/stage").st_mode) for t in targets]  # noqa: PTH116
     layers = [str(tree.layer(number)) for number in range(len(targets))]
     place = _link if linked else _copy
-    # In one thread: links wait for the kernel's journal, not for each other.
+    # In one thread, because links wait for the kernel's journal, not for each other.
     for part in parts:
         if part.names is None:
             os.mkdir(part.into)  # noqa: PTH102 -- thousands of paths
         if part.folder.names:
             source = f"{layers[part.folder.own.target]}/{part.folder.own.path}"
             place(source, part.into, part.folder.names, part.names or part.folder.names)
-    # The deepest first, when nothing more is written there: modes may forbid it, and times would move.
+    # The deepest first, after all writes, which modes might forbid and which would change times.
     for part in reversed(parts):
         if part.names is not None:
             continue
@@ -248,7 +248,7 @@ def _stage(tree: Tree, parts: Sequence[Staged], targets: Sequence[Target], *, li
 
 
 def _link(source: str, into: str, names: Sequence[str], staged_names: Sequence[str]) -> None:
-    """Link files of one folder into another; the kernel walks to either only once."""
+    """Link files of one folder into another; the kernel resolves either path only once."""
     here = os.open(source, _FOLDER)
     try:
         there = os.open(into, _FOLDER)

@@ -13,19 +13,19 @@ from snapshot.env.format.entries import OWN_FOLDER
 __all__ = ["VERSION", "Form", "Move", "Record", "Records"]
 
 VERSION = 1
-# A journal names every path that a restore moves: a million of them.
+# A journal names every path that a restore moves; a million paths fit.
 _MOST_BYTES = 256 << 20
 Form = Literal["mount", "link", "copy", "command"]
-"""How an environment came to hold a snapshot; ``command``: it was installed here."""
+"""Way in which an environment got a snapshot; ``command``: it was installed here."""
 
 
 class Move(NamedTuple):
-    """One path that a restore puts in place or takes away."""
+    """One path that a restore puts in place or removes."""
 
     target: int
     path: str
     stages: bool
-    """Whether something takes its place; else it is a deletion."""
+    """Whether a staged entry replaces the path; otherwise the path is deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Record:
     """Paths of the targets."""
     moves: tuple[Move, ...] = ()
     boot: str = ""
-    """Start of the kernel under which it was written."""
+    """Boot of the kernel under which the record was written."""
 
 
 class Records:
@@ -52,7 +52,7 @@ class Records:
         self.folder = Path(prefix) / OWN_FOLDER
 
     def read(self, name: Literal["journal", "record"]) -> Record | None:
-        """Return the journal or the record; ``None`` where there is none.
+        """Return the journal or the record; ``None`` if there is none.
 
         Raises:
             StateError: Another version wrote it, or it is damaged.
@@ -83,10 +83,10 @@ class Records:
 
     def write(self, name: Literal["journal", "record"], record: Record) -> None:
         """Write the journal or the record, durably and in one rename."""
-        # Without its parents: an environment that is gone must not come back as a folder of records.
+        # Do not make parents: a removed environment must not come back as a folder of records.
         self.folder.mkdir(exist_ok=True)
         data = json.dumps(asdict(record)).encode()
-        # Durable: paths may have moved when the machine fails, and nothing else says where from.
+        # Durable, because paths may have moved when the machine fails, and nothing else says where they came from.
         write_whole(self.folder / f"{name}.json", data, durable=True)
 
     def remove(self, name: Literal["journal", "record"]) -> None:
