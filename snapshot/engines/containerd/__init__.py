@@ -1,1 +1,1 @@
-"""A snapshotter of containerd: layers that stay in their registry."""
+"""A snapshotter of containerd, whose layers stay in their registry."""

@@ -1,4 +1,4 @@
-"""Chains of layers: their names, the labels that ask for a lazy one, and what to mount for a container.
+"""Chains of layers: their names, the labels that ask for a lazy layer, and the mounts for a container.
 
 Source:
     OCI image specification, "Layer ChainID"; labels as containerd's clients set them.
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 TARGET = "containerd.io/snapshot.ref"
-"""Label: the name under which a client looks for the layer when it is there already."""
+"""Label: the name under which a client looks for the layer if it is there already."""
 IMAGE = "containerd.io/snapshot/cri.image-ref"
 """Label: reference of the image."""
 LAYER = "containerd.io/snapshot/cri.layer-digest"
@@ -36,14 +36,14 @@ MANIFEST = "containerd.io/snapshot/cri.manifest-digest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWanted:
-    """A layer that a client would rather not download."""
+    """A layer that a client would prefer not to download."""
 
     target: str
-    """Chain ID of this layer on those below it."""
+    """Chain ID of this layer on top of the layers below it."""
     reference: str
     layer: str
     manifest: str | None
-    """Digest that ``reference`` meant to the client, where it says so."""
+    """Digest that ``reference`` meant to the client, if the client says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class MountEntry:
 
 
 def chain_ids(diff_ids: Sequence[str]) -> tuple[str, ...]:
-    """Return the chain ID of each layer: what it and all below it are, together.
+    """Return the chain ID of each layer, which identifies it together with all layers below it.
 
     Args:
         diff_ids: Digests of the uncompressed layers, lowest first.
     """
     found: list[str] = []
-    # The lowest layer's is its own digest: with nothing below there is nothing to hash in.
+    # The chain ID of the lowest layer is its own digest, because there is nothing below it to hash.
     for diff_id in diff_ids:
         text = f"{found[-1]} {diff_id}" if found else ""
         found.append("sha256:" + hashlib.sha256(text.encode()).hexdigest() if text else diff_id)
@@ -70,8 +70,8 @@ def chain_ids(diff_ids: Sequence[str]) -> tuple[str, ...]:
 
 
 def layer_wanted(labels: Mapping[str, str]) -> LayerWanted | None:
-    """Return the layer that labels ask for; None where they do not, or break the grammar."""
-    # A plain unpack has none of them; with a part of them there is nothing to look a layer up by.
+    """Return the layer that labels ask for; None if they ask for none, or break the grammar."""
+    # A plain unpack has none of these labels, and a part of them does not suffice to look up a layer.
     if not all(labels.get(key) for key in (TARGET, IMAGE, LAYER)):
         return None
     manifest = labels.get(MANIFEST) or None
@@ -80,7 +80,7 @@ def layer_wanted(labels: Mapping[str, str]) -> LayerWanted | None:
             if digest is not None:
                 check_digest(digest)
     except ValueError:
-        # Any client may set labels: what breaks the grammar is unpacked, and never asked for.
+        # Any client may set labels: layers with malformed ones are unpacked, and no registry is asked.
         return None
     return LayerWanted(
         target=labels[TARGET], reference=labels[IMAGE], layer=labels[LAYER], manifest=manifest
@@ -93,7 +93,7 @@ def split_chain(chain: Sequence[Snapshot]) -> tuple[tuple[Snapshot, ...], Snapsh
     Args:
         chain: Parents, uppermost first.
     """
-    # Nothing lazy lies on something that is not, and one view shows a lazy one and all below it, merged.
+    # Lazy layers are always at the bottom, and one view shows a lazy layer and all below it, merged.
     folders = tuple(parent for parent in chain if not parent.is_lazy)
     lazy = next((parent for parent in chain if parent.is_lazy), None)
     return folders, lazy
@@ -105,16 +105,16 @@ def mounts_of(
     folder_of: Callable[[int], str],
     view_of: Callable[[int], str],
 ) -> tuple[MountEntry, ...]:
-    """Return what to mount for an active snapshot or a view.
+    """Return the mounts for an active snapshot or a view.
 
     Args:
-        snapshot: The one a container will use.
+        snapshot: The snapshot that a container will use.
         chain: Its parents, uppermost first.
         folder_of: Folder of a snapshot, by its number; it has ``fs`` and ``work``.
         view_of: Mount point of the merged lazy layers, by the number of the uppermost.
     """
     folders, lazy = split_chain(chain)
-    # Uppermost first: so the kernel reads ``lowerdir``.
+    # Uppermost first, as the kernel reads ``lowerdir``.
     lower = [f"{folder_of(parent.number)}/fs" for parent in folders]
     if lazy is not None:
         lower.append(view_of(lazy.number))
@@ -123,7 +123,7 @@ def mounts_of(
     if not lower:
         access = "rw" if writable else "ro"
         return (MountEntry("bind", f"{own}/fs", (access, "rbind")),)
-    # Without an upper folder the kernel wants two lower ones.
+    # Without an upper folder the kernel needs two lower ones.
     if not writable and len(lower) == 1:
         return (MountEntry("bind", lower[0], ("ro", "rbind")),)
     options = ["index=off"]  # the same option as in containerd's own snapshotter of overlays

@@ -1,4 +1,4 @@
-"""From the labels of a layer to the image it belongs to, and to its index: can it be read lazily?"""
+"""The image to which a layer belongs, found by the layer's labels, and the index that makes the layer lazy."""
 
 import threading
 from collections.abc import Sequence
@@ -47,13 +47,13 @@ class RegistryImages:
         self._indexing: SingleFlight[str, LayerIndex] = SingleFlight()
 
     def find(self, wanted: LayerWanted, below: int) -> tuple[KeptImage, int]:
-        """Return the image of a layer that lies on ``below`` lazy ones, once the layer is ready to be read in parts.
+        """Return the image of a layer on top of ``below`` lazy layers, once the layer is ready for reads in parts.
 
-        With it comes how many of its layers, from the lowest, are meant.
+        The number that is returned with it counts the image's layers up to the wanted one, from the lowest.
 
         Raises:
-            ConfigError: The image has no such layer there, or its format is not read in parts.
-            IntegrityError: The layer is not what its manifest says.
+            ConfigError: The image has no such layer there, or its format cannot be read in parts.
+            IntegrityError: The layer does not match its manifest.
             UnavailableError: The registry does not answer.
         """
         # A table of contents does not prove the digest of its layer's tar, by which all images share layers.
@@ -62,7 +62,7 @@ class RegistryImages:
                 f"{wanted.reference} is in none of {', '.join(self._lazy_from)}; it is unpacked instead"
             )
         asked = (wanted.reference, wanted.manifest)
-        # A pull asks for one layer after another; the documents are read for the first.
+        # A pull asks for one layer after another; the documents are read for the first one.
         kept = self._known.get(asked)
         store, label = open_store(address_of(wanted.reference), mirrors=self._mirrors)
         try:
@@ -80,7 +80,7 @@ class RegistryImages:
             self._index(store, image, place)
         finally:
             store.close()
-        # Only now: what could not be indexed is asked of its registry again.
+        # Not earlier, so that after a failure to index, the registry is asked again.
         self._known.put(asked, kept)
         return kept, place + 1
 
@@ -89,11 +89,11 @@ class RegistryImages:
         layer, diff_id = image.layers[place], image.config.rootfs.diff_ids[place]
 
         def read() -> LayerIndex:
-            # Each that is read whole lies in a temporary file meanwhile.
+            # Each layer that is read whole is in a temporary file meanwhile.
             with self._few:
                 return index_layer(store, layer, self._cache)
 
-        # Two pulls of images that share a layer, at once, read it once.
+        # Two concurrent pulls of images that share a layer read it only once.
         check_diff_id(self._indexing.call(layer.digest, read), diff_id)
 
 

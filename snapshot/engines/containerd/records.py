@@ -57,7 +57,7 @@ class Snapshot:
     number: int
     """Number of the folder; never used twice while anything of the old folder is left."""
     parent: str
-    """Key of what lies below; empty at the bottom."""
+    """Key of the snapshot below; empty at the bottom."""
     kind: Kind
     labels: Mapping[str, str]
     created_ns: int
@@ -66,7 +66,7 @@ class Snapshot:
     """Bytes of a committed snapshot with files of its own."""
     inodes: int = 0
     image: str = ""
-    """Digest of the manifest, of a lazy layer."""
+    """For a lazy layer: digest of the manifest."""
     layers: int = 0
     """For a lazy layer: number of layers up to this one; 0 for a snapshot with files of its own."""
 
@@ -78,7 +78,7 @@ class Snapshot:
 
 @dataclass(slots=True)
 class Snapshots:
-    """All snapshots, by key. A change that is refused changes nothing."""
+    """All snapshots, by key. A refused change changes nothing."""
 
     by_key: dict[str, Snapshot] = field(default_factory=dict)
     next_number: int = 1
@@ -101,7 +101,7 @@ class Snapshots:
         return found
 
     def parents(self, snapshot: Snapshot) -> tuple[Snapshot, ...]:
-        """Return what lies below a snapshot, uppermost first."""
+        """Return the snapshots below a snapshot, uppermost first."""
         chain = []
         while snapshot.parent:
             snapshot = self.by_key[snapshot.parent]
@@ -119,11 +119,11 @@ class Snapshots:
         image: str = "",
         layers: int = 0,
     ) -> Snapshot:
-        """Add a place on a parent, or a lazy layer of an image; return it.
+        """Add an active snapshot or a view on a parent, or a lazy layer of an image; return it.
 
         Raises:
             SnapshotExistsError: The key is taken.
-            SnapshotMissingError: The parent is not there.
+            SnapshotMissingError: The parent does not exist.
             InvalidSnapshotError: The key is empty, the parent is no layer, or not the lazy one below.
         """
         self._check_new(key)
@@ -132,7 +132,7 @@ class Snapshots:
                 f"parent {parent!r} is {self.by_key[parent].kind}; only a committed one may be one"
             )
         below = self.by_key[parent].layers if parent else 0
-        # One view shows a lazy chain from its bottom: a gap in it would be shown as no layer at all.
+        # One view shows a lazy chain from its bottom, so a gap in the chain would be shown as a missing layer.
         if layers and layers != below + 1:
             raise InvalidSnapshotError(
                 f"layer {layers} of image {image} cannot lie on {parent!r}, which shows {below} "
@@ -184,14 +184,14 @@ class Snapshots:
         return made
 
     def remove(self, key: str) -> Snapshot:
-        """Take a snapshot away and return what it was.
+        """Remove a snapshot and return it.
 
         Raises:
             SnapshotMissingError: There is none of that key.
-            SnapshotInUseError: Something lies on it.
+            SnapshotInUseError: Another snapshot has it as its parent.
         """
         found = self.get(key)
-        # Its folder is a lower one of theirs: what an overlay shows is undefined when that goes.
+        # Its folder is a lower one of its children, and an overlay is undefined when a lower folder disappears.
         if children := sum(each.parent == key for each in self.by_key.values()):
             raise SnapshotInUseError(
                 f"snapshot {key!r} has {children} on it; remove what lies on it first"
@@ -219,7 +219,7 @@ class Snapshots:
                 raise InvalidSnapshotError(
                     f"field {path!r} of snapshot {key!r} never changes; only labels do"
                 )
-        # A label is removed by setting it to nothing.
+        # Setting a label to an empty text removes it.
         changed = {name: value for name, value in changed.items() if value}
         self.by_key[key] = replace(found, labels=changed, updated_ns=now_ns)
         return self.by_key[key]
@@ -255,8 +255,8 @@ def parse_filters(filters: Sequence[str]) -> Callable[[Snapshot], bool]:
     Source:
         containerd, package ``filters``; ``createSnapshot`` of its package ``metadata``.
     """
-    # containerd asks its snapshotters by equality alone (for a lazy layer, by label and parent): what
-    # else its grammar has is refused.
+    # containerd asks its snapshotters only for equality (for a lazy layer, by label and parent), so the rest of its
+    # grammar is refused.
     parsed = [_wanted(text) for text in filters]
     return lambda snapshot: (
         not parsed
@@ -265,8 +265,8 @@ def parse_filters(filters: Sequence[str]) -> Callable[[Snapshot], bool]:
 
 
 def _wanted(text: str) -> Mapping[tuple[str, ...], str]:
-    """Return the values that fields are to have."""
-    # Before it is matched: who may speak to the socket must not hold a thread by a text of megabytes.
+    """Return the values that fields must have."""
+    # Check the length before the match, so that a client of the socket cannot hold a thread with a huge text.
     if len(text) > _LONGEST:
         raise InvalidSnapshotError(
             f"a filter of {len(text)} characters; one may have {_LONGEST}: ask in parts"
@@ -285,9 +285,9 @@ def _wanted(text: str) -> Mapping[tuple[str, ...], str]:
 
 
 def _value(snapshot: Snapshot, path: Sequence[str]) -> str | None:
-    """Return what a snapshot has at a path of names, or None."""
+    """Return the value of a snapshot at a path of names, or None."""
     if path[0] == "labels":
-        # Joined again: without quotes, the dots of a label's name part it like a path.
+        # Join the names again, because without quotes the dots of a label's name divide it like a path.
         return snapshot.labels.get(".".join(path[1:]))
     known = {"name": snapshot.key, "parent": snapshot.parent, "kind": snapshot.kind}
     return known.get(path[0]) if len(path) == 1 else None

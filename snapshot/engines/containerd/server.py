@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 WireMessage: TypeAlias = Any
-"""A message made here: its fields are attributes that no type checker knows."""
+"""A message made here, whose fields are attributes that no type checker knows."""
 
 _Fields: TypeAlias = dict[str, Any]
 
@@ -89,7 +89,7 @@ def message(name: str, /, **fields: object) -> WireMessage:
 
 
 def reader(name: str) -> Callable[[bytes], WireMessage]:
-    """Return what reads bytes as a message of that name."""
+    """Return the function that reads bytes as a message of that name."""
     read: Callable[[bytes], WireMessage] = _classes[name].FromString
     return read
 
@@ -120,7 +120,7 @@ def _describe(found: descriptor_pb2.DescriptorProto, place: str, fields: str) ->
         if text[0] in "*%":
             field.label = kinds.LABEL_REPEATED
         if text[0] == "%":
-            # On the wire a map is repeated pairs; by this option, and this name, it is a dictionary here.
+            # On the wire a map is repeated pairs; with this option, and this name, it is a dictionary here.
             kind = f"{place}.{name.capitalize()}Entry"
             entry = found.nested_type.add(name=f"{name.capitalize()}Entry")
             entry.options.map_entry = True
@@ -133,12 +133,12 @@ def _describe(found: descriptor_pb2.DescriptorProto, place: str, fields: str) ->
 _classes = _built()
 
 _log = get_logger(__name__)
-# Requests at a time: a layer that is being indexed holds one for as long as that takes, a removal none.
+# Concurrent requests: a request whose layer is being indexed takes one for all that time, a removal does not.
 _THREADS = 64
-# Snapshots in one message of a list: gRPC takes messages of 4 MiB at most.
+# Snapshots in one message of a list, because gRPC limits messages to 4 MiB.
 _PAGE = 100
 _NUMBER_OF: dict[Kind, int] = {"view": 1, "active": 2, "committed": 3}
-# A socket's address has 108 bytes, the last of them zero.
+# The address of a socket has 108 bytes, the last of which is zero.
 _LONGEST_SOCKET = 107
 _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (SnapshotMissingError, grpc.StatusCode.NOT_FOUND),
@@ -149,36 +149,36 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (UnavailableError, grpc.StatusCode.UNAVAILABLE),
     (IntegrityError, grpc.StatusCode.DATA_LOSS),
 )
-"""The first that fits counts."""
+"""Status code by class of error; the first match counts."""
 
 
 class SnapshotsService:
-    """One method for each call, named as the call is, in lower case; it returns the fields of the answer."""
+    """One method for each call, with the name of the call in lower case; it returns the fields of the answer."""
 
     def __init__(self, snapshotter: Snapshotter) -> None:
         self._snapshotter = snapshotter
 
     def prepare(self, request: WireMessage) -> _Fields:
-        """Make a place to write; ``ALREADY_EXISTS`` for a layer that need not be unpacked."""
+        """Make a snapshot for writes; ``ALREADY_EXISTS`` for a layer that need not be unpacked."""
         labels = dict(request.labels)
         return _mounts(self._snapshotter.prepare(request.key, request.parent, labels))
 
     def view(self, request: WireMessage) -> _Fields:
-        """Make a place to read."""
+        """Make a snapshot for reads."""
         labels = dict(request.labels)
         return _mounts(self._snapshotter.prepare(request.key, request.parent, labels, "view"))
 
     def mounts(self, request: WireMessage) -> _Fields:
-        """Say again what to mount."""
+        """Return the mounts of a snapshot again."""
         return _mounts(self._snapshotter.mounts(request.key))
 
     def commit(self, request: WireMessage) -> _Fields:
-        """Make a layer of what was written."""
+        """Make a layer of the written files."""
         self._snapshotter.commit(request.name, request.key, dict(request.labels))
         return {}
 
     def remove(self, request: WireMessage) -> _Fields:
-        """Take a snapshot away."""
+        """Remove a snapshot."""
         self._snapshotter.remove(request.key)
         return {}
 
@@ -192,18 +192,18 @@ class SnapshotsService:
         return {"info": _info(self._snapshotter.update(request.info.name, labels, paths))}
 
     def list(self, request: WireMessage) -> Iterator[_Fields]:
-        """Describe all that the filters ask for, in pages."""
+        """Describe all snapshots that match the filters, in pages."""
         found = self._snapshotter.listing(list(request.filters))
         for start in range(0, len(found), _PAGE):
             yield {"info": [_info(snapshot) for snapshot in found[start : start + _PAGE]]}
 
     def usage(self, request: WireMessage) -> _Fields:
-        """Say what a snapshot takes on the disk."""
+        """Return the space of a snapshot on the disk."""
         size_bytes, inodes = self._snapshotter.usage(request.key)
         return {"size": size_bytes, "inodes": inodes}
 
     def cleanup(self, request: WireMessage) -> _Fields:  # noqa: ARG002 -- it says nothing
-        """Remove what is left of snapshots that are gone."""
+        """Remove the remains of removed snapshots."""
         self._snapshotter.cleanup()
         return {}
 
@@ -220,7 +220,7 @@ def start_server(snapshotter: Snapshotter, path: Path) -> grpc.Server:
     service = SnapshotsService(snapshotter)
     handlers = {name: _handler(name, getattr(service, name.lower())) for name in METHODS}
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
-    # A socket is made by gRPC with what the umask leaves; closed afterwards, it was open for a moment.
+    # gRPC makes the socket with the rights that the umask leaves; a later chmod would leave it open for a moment.
     before = os.umask(0o177)
     try:
         server.add_insecure_port(f"unix:{path}")
@@ -310,14 +310,14 @@ def _make_way(path: Path) -> None:
     if not stat_bits.S_ISSOCK(found.st_mode):
         raise ConfigError(f"{str(path)!r} is there and no socket; name another path")
     with socket.socket(socket.AF_UNIX) as tried:
-        # One that is too busy to answer would be waited for without end.
+        # Do not block, or a process that is too busy to answer would be waited for without end.
         tried.setblocking(False)
         try:
-            # The file outlives its process; whether anybody answers, only a connection tells.
+            # The file outlives its process, so only a connection shows whether a process answers.
             tried.connect(str(path))
         except (ConnectionRefusedError, FileNotFoundError):
             path.unlink(missing_ok=True)
             return
-        except OSError as error:  # such as a queue that is full
+        except OSError as error:  # for example, its queue is full
             _log.debug("%s: %s", path, error)
     raise StateError(f"another process answers on {str(path)!r}; end it first")

@@ -1,16 +1,16 @@
-"""A snapshotter of containerd: layers that are read lazily from their registry, and plain folders for all else.
+"""A snapshotter of containerd: layers that are read lazily from their registry, and plain folders for all others.
 
 ::
 
     ROOT/state.sqlite             store
-    ROOT/snapshots/NUMBER/fs,work files of a snapshot, where it has its own
+    ROOT/snapshots/NUMBER/fs,work files of a snapshot, if it has its own
     ROOT/views/NUMBER             lazy layers up to that snapshot, merged; views
-    ROOT/views.log                what their processes say
+    ROOT/views.log                log of their processes
     ROOT/lock                     held by the one process that serves ROOT
 
-A folder is made before its row is kept, and removed after the row is struck out. So a row
-always has its folder, and a folder without a row is what a crash left: it is removed at
-the next start.
+A folder is made before its row is kept, and removed after the row is deleted. So a row
+always has its folder, and a folder without a row is left from a crash: the next start
+removes it.
 """
 
 import os
@@ -49,7 +49,7 @@ __all__ = ["Snapshotter"]
 
 _log = get_logger(__name__)
 _FORBIDDEN = set(":,\\\n")
-"""Signs that part the options of an overlay."""
+"""Characters that separate the options of an overlay."""
 
 
 class Snapshotter:
@@ -77,7 +77,7 @@ class Snapshotter:
         root.chmod(0o700)  # images hold set-uid programs, which users of the machine must not reach
         self._images, self._views, self._now_ns = images, views, now_ns
         self._lock = threading.Lock()
-        # First of all: what another process is making has no row yet, and would be swept away.
+        # Lock first: a folder that another process is making has no row yet, and would be removed.
         try:
             self._held = FileLock(root / "lock")
         except BlockingIOError as error:
@@ -92,9 +92,9 @@ class Snapshotter:
             raise
 
     def restore(self) -> None:
-        """Show again what containers use, after a crash or a start of the machine; say what cannot be."""
+        """Show the layers that containers use again, after a crash or a restart of the machine; log those that fail."""
         with self._lock:
-            # On a committed one no container runs: it is shown when one is prepared on it.
+            # No container runs on a committed snapshot itself: it is shown when another is prepared on it.
             in_use = [s for s in self._all.by_key.values() if s.kind != "committed"]
             chains = [self._all.parents(snapshot) for snapshot in in_use]
         for lazy in {found.number: found for c in chains if (found := split_chain(c)[1])}.values():
@@ -108,10 +108,10 @@ class Snapshotter:
     def prepare(
         self, key: str, parent: str, labels: Mapping[str, str], kind: Kind = "active"
     ) -> tuple[MountEntry, ...]:
-        """Make a place to write on top of a parent, or a view of it; return what to mount.
+        """Make a snapshot for writes on top of a parent, or a view of it; return its mounts.
 
         Raises:
-            SnapshotExistsError: The key is taken; or the labels name a layer that is here now, lazily.
+            SnapshotExistsError: The key is taken; or the labels name a layer that is lazily here now.
             UnavailableError: The parent's layers cannot be shown.
         """
         wanted = layer_wanted(labels) if kind == "active" else None
@@ -120,7 +120,7 @@ class Snapshotter:
         with self._lock:
             below = (self._all.get(parent),) if parent else ()
             chain = (*below, *(self._all.parents(below[0]) if below else ()))
-        # Mounted first: a failure leaves nothing, and the lock is not held while a registry is asked.
+        # Mount first, so that a failure leaves nothing, and the lock is not held while a registry is asked.
         lazy = split_chain(chain)[1]
         if lazy is not None:
             self._show(lazy)
@@ -142,7 +142,7 @@ class Snapshotter:
         )
 
     def mounts(self, key: str) -> tuple[MountEntry, ...]:
-        """Return what to mount for a snapshot that is not committed.
+        """Return the mounts of a snapshot that is not committed.
 
         Raises:
             SnapshotInUseError: It is committed.
@@ -159,16 +159,16 @@ class Snapshotter:
         return mounts_of(found, chain, self._path, self._views.path)
 
     def commit(self, name: str, key: str, labels: Mapping[str, str]) -> None:
-        """Make a layer of what was written."""
+        """Make a layer of the written files."""
         with self._lock:
             number = self._all.get(key).number
-        # Without the lock: a container may have written a million files.
+        # Without the lock, because a container may have written a million files.
         usage = usage_of(Path(self._path(number)) / "fs")
         with self._changing():
             self._store.keep(self._all.commit(key, name, labels, usage, self._now_ns()))
 
     def remove(self, key: str) -> None:
-        """Take a snapshot away."""
+        """Remove a snapshot."""
         with self._changing():
             found = self._all.remove(key)
             self._store.forget(found)
@@ -194,14 +194,14 @@ class Snapshotter:
         return found
 
     def listing(self, filters: Sequence[str] = ()) -> tuple[Snapshot, ...]:
-        """Return the snapshots that any of the filters holds for, by number."""
+        """Return the snapshots that match any of the filters, by number."""
         asked = parse_filters(filters)
         with self._lock:
             found = [snapshot for snapshot in self._all.by_key.values() if asked(snapshot)]
         return tuple(sorted(found, key=lambda snapshot: snapshot.number))
 
     def usage(self, key: str) -> tuple[int, int]:
-        """Return bytes and inodes of what a snapshot itself holds; a lazy layer's lie in the cache of blocks."""
+        """Return bytes and inodes of a snapshot's own files; those of a lazy layer are in the cache of blocks."""
         found = self.stat(key)
         if found.kind == "committed":
             return found.size_bytes, found.inodes
@@ -227,13 +227,13 @@ class Snapshotter:
             self._held.close()
 
     def _have_lazily(self, wanted: LayerWanted, parent: str, labels: Mapping[str, str]) -> bool:
-        """Make a committed snapshot of a layer without its bytes, if that can be."""
+        """Make a committed snapshot of a layer without its bytes, if possible; return whether it exists."""
         with self._lock:
             here = self._all.by_key.get(wanted.target)
             below = self._all.by_key.get(parent)
         if here is not None:
             return here.is_lazy and here.parent == parent
-        # One view shows a chain from its bottom, so nothing lazy lies on a folder.
+        # One view shows a chain from its bottom, so no lazy layer can be on top of a folder.
         if parent and (below is None or not below.is_lazy):
             return False
         try:
@@ -259,18 +259,18 @@ class Snapshotter:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Hold the lock for a change inside: one that cannot be kept was never seen by anyone."""
+        """Hold the lock for a change inside the block; a change that cannot be kept is undone before anyone sees it."""
         with self._lock:
             before = dict(self._all.by_key)
             try:
                 yield
             except BaseException:
-                # Its number stays used: a folder that cannot be removed would be the next one's.
+                # Its number stays used: otherwise the next snapshot would get a folder that could not be removed.
                 self._all.by_key = before
                 raise
 
     def _top_of(self, chain: Sequence[Snapshot]) -> os.stat_result | None:
-        """Return what is known of the root of a chain; without the lock, since a view may take its time.
+        """Return the status of the root of a chain; call it without the lock, because a view may take its time.
 
         Raises:
             UnavailableError: The process of a view has just died.
@@ -282,7 +282,7 @@ class Snapshotter:
         try:
             return os.stat(path)  # noqa: PTH116
         except FileNotFoundError:
-            return None  # removed meanwhile; the caller gets that answer soon
+            return None  # removed meanwhile, which the caller will soon find out
         except OSError as error:
             raise UnavailableError(f"{path} cannot be looked at: {error}; try again") from error
 
@@ -316,7 +316,7 @@ class Snapshotter:
 
 
 def _make_folder(folder: Path, snapshot: Snapshot, like: os.stat_result | None) -> None:
-    """Make the folder of a snapshot; its root has owner and mode of what it covers."""
+    """Make the folder of a snapshot; its root has owner and mode of the folder that it covers."""
     folder.mkdir(mode=0o711)
     top = folder / "fs"
     top.mkdir(mode=0o755)

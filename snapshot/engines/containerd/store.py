@@ -49,12 +49,12 @@ class SnapshotStore:
     def __init__(
         self, path: Path, connect: Callable[..., sqlite3.Connection] = sqlite3.connect
     ) -> None:
-        # None: Python would begin no transaction for what makes tables, and end ours at will.
+        # With None: otherwise Python begins no transaction for statements that make tables, and ends ours at will.
         self._base = connect(path, isolation_level=None, check_same_thread=False)
         self._base.row_factory = sqlite3.Row
         try:
             self._base.execute("PRAGMA journal_mode=WAL")
-            # containerd writes its own names down durably; ours must not be older than they are.
+            # containerd writes its own names durably, so ours must be as durable.
             self._base.execute("PRAGMA synchronous=FULL")
             self._set_up(path)
         except sqlite3.DatabaseError as error:
@@ -81,7 +81,7 @@ class SnapshotStore:
                 self._base.execute(f"PRAGMA user_version={VERSION}")
 
     def snapshots(self) -> list[Snapshot]:
-        """Return all that are kept."""
+        """Return all kept snapshots."""
         rows = self._base.execute("SELECT * FROM snapshots ORDER BY number")
         # Columns have the names of our fields.
         return [Snapshot(**{**row, "labels": json.loads(row["labels"])}) for row in rows]
@@ -98,7 +98,7 @@ class SnapshotStore:
         raise StateError(f"image {digest} is not kept; pull it again")
 
     def keep(self, snapshot: Snapshot, image: KeptImage | None = None) -> None:
-        """Write a snapshot down, over what has its number, together with the image that a new layer names.
+        """Write a snapshot, replacing the row with its number, together with the image that a new layer names.
 
         Raises:
             OSError: The disk is full; nothing was changed.
@@ -108,12 +108,12 @@ class SnapshotStore:
         with self._transaction():
             self._base.execute(f"INSERT OR REPLACE INTO snapshots ({names}) VALUES ({marks})", row)  # noqa: S608 -- ours
             if image is not None:
-                # Replaced: who asked last knows where it can be read now.
+                # Replace it, because the latest caller knows where the image can be read now.
                 statement = "INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?, ?)"
                 self._base.execute(statement, astuple(image))
 
     def forget(self, snapshot: Snapshot) -> None:
-        """Strike a snapshot out, and the image that no other layer names; errors as of ``keep``."""
+        """Delete a snapshot, and its image if no other layer names it; raises the errors of ``keep``."""
         with self._transaction():
             self._base.execute("DELETE FROM snapshots WHERE number = ?", (snapshot.number,))
             # Delete in the same transaction as the last reference: a crash in between would leave the image for good.
@@ -126,7 +126,7 @@ class SnapshotStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        # A change is made whole or not at all. Locked from its begin: what only reads first may be refused later.
+        # A change is atomic. Lock at its begin, because a transaction that reads first may be refused later.
         self._base.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -145,12 +145,12 @@ _log = get_logger(__name__)
 
 def usage_of(folder: Path) -> tuple[int, int]:
     """Return the bytes that a folder takes on its disk, and its inodes, each counted once."""
-    # Containers write there, so nothing is too deep, too strange or too quickly changed for it to happen: what
-    # goes while it is counted, or lies deeper than a path can say, is left out.
+    # Containers write there, so files may be extremely deep, odd or short-lived: files that disappear during the
+    # count, or that are deeper than a path can say, are left out.
     seen: dict[tuple[int, int], int] = {}
     with suppress(OSError):
         found = folder.lstat()
-        # Counted in 512 bytes, whatever the blocks of the file system are.
+        # st_blocks is in units of 512 bytes, whatever the blocks of the file system are.
         seen[found.st_dev, found.st_ino] = found.st_blocks * 512
     waiting = [str(folder)]
     while waiting:
@@ -165,11 +165,11 @@ def usage_of(folder: Path) -> tuple[int, int]:
 
 
 def take_away(folder: Path) -> None:
-    """Remove a folder with all that is in it; what stays is said, and no error."""
+    """Remove a folder with everything in it; remaining files are logged, without an error."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
     except RecursionError:
-        # It calls itself for each folder in a folder, and a container may have made thousands.
+        # rmtree calls itself for each folder in a folder, and a container may have nested thousands.
         subprocess.run(["rm", "-rf", "--one-file-system", "--", str(folder)], check=False)  # noqa: S603, S607
     if os.path.lexists(folder):
         _log.warning("%s cannot be removed whole; it is tried again at the next cleanup", folder)

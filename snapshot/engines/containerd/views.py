@@ -1,4 +1,4 @@
-"""The mounts of lazy layers: one process for each chain that a container uses, made when the first one does.
+"""The mounts of lazy layers: one process for each chain that containers use, started for the first container.
 
 The process is ``python -m`` this module with READY_FD, settings on standard input.
 """
@@ -30,7 +30,7 @@ __all__ = ["ChainMount", "MountedViews", "lowest_layers", "main", "serve"]
 class ChainMount(StrictModel):
     """What a mount of the lowest layers of an image needs to know; its registry is asked for blocks only."""
 
-    # An image's digest is over its bytes, and JSON has none.
+    # An image's digest covers its bytes, which JSON cannot hold.
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
     mount: ImageMount
@@ -41,7 +41,7 @@ class ChainMount(StrictModel):
 
 def lowest_layers(image: Image, layers: int) -> Image:
     """Return an image of the lowest layers of another."""
-    # The digest stays: traces are found by it, whichever of its layers are read lazily.
+    # Keep the digest, because traces are found by it, whichever of its layers are read lazily.
     rootfs = image.config.rootfs
     rootfs = rootfs.model_copy(update={"diff_ids": rootfs.diff_ids[:layers]})
     return Image(
@@ -55,14 +55,14 @@ def serve(settings: ChainMount, ready: Callable[[], None]) -> None:
     """Show the layers, merged, until they are unmounted.
 
     Raises:
-        IntegrityError: The documents are not what their digests say.
+        IntegrityError: The documents do not match their digests.
     """
     shown = lowest_layers(settings.kept.image(), settings.layers)
     mounting.serve(settings.mount, ready, shown)
 
 
 def main() -> None:
-    """Be the daemon."""
+    """Run as the daemon."""
     run_daemon(
         lambda settings, ready: serve(ChainMount.model_validate_json(settings), ready), role="chain"
     )
@@ -83,16 +83,16 @@ class MountedViews:
         self._log_path = str(folder.with_suffix(".log"))
         bridge = template.bridge.model_copy(update={"allow_other": True, "trusted": True})
         self._template = template.model_copy(update={"bridge": bridge})
-        # One for each chain: a mount may wait for a registry, and other chains need not.
+        # One lock for each chain: a mount may wait for a registry, but must not delay other chains.
         self._locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
         self._daemons: dict[int, subprocess.Popen[bytes]] = {}
 
     def path(self, number: int) -> str:
-        """Return where a chain is shown, or will be."""
+        """Return the path at which a chain is or will be shown."""
         return str(self._folder / str(number))
 
     def show(self, number: int, image: KeptImage, layers: int) -> None:
-        """Show a chain, unless it is shown.
+        """Show a chain, unless it is already shown.
 
         Raises:
             UnavailableError: The registry is needed, and does not answer.
@@ -110,21 +110,21 @@ class MountedViews:
             mount = self._template.model_copy(update=changed)
             chain = ChainMount(mount=mount, kept=image, layers=layers)
             settings = chain.model_dump_json(by_alias=True).encode()
-            # It outlives us, so that one who is killed, or replaced by a newer one, disturbs no container.
-            # Kept to be reaped: until we end it is our child.
+            # The daemon outlives this process, so that a kill or an update of the snapshotter disturbs no container.
+            # Keep it, because while this process lives, the daemon is its child and must be reaped.
             self._daemons[number] = start_daemon(__name__, settings, where, log_path=self._log_path)
             _log.info("%d layers of %s at %s", layers, image.reference, where)
 
     def drop(self, number: int) -> None:
-        """Show a chain no longer; a process that still uses it goes on until it ends."""
+        """Stop showing a chain; a process that still uses it keeps it until that process ends."""
         with self._locks[number]:
             where = self.path(number)
-            while _is_mounted(where):  # a live mount may lie over one that is dead
+            while _is_mounted(where):  # a live mount may cover a dead one
                 try:
                     umount(where)
                 except StateError:
-                    # Held by a container that is on its way out. It keeps what it has; the
-                    # daemon ends after the last one.
+                    # A container that is about to end still uses it. The container keeps its files, and the daemon ends
+                    # after the last one.
                     done = subprocess.run(["umount", "-l", where], check=False)  # noqa: S603, S607
                     if done.returncode:
                         raise
@@ -133,12 +133,12 @@ class MountedViews:
             self._reap()
 
     def numbers(self) -> set[int]:
-        """Return which chains are shown, or have a place for it: also what a killed snapshotter had begun."""
+        """Return the chains that are shown, or have a folder for it, including those of a killed snapshotter."""
         names = os.listdir(self._folder)  # noqa: PTH208 -- a dead mount has no attributes
         return {number for number in map(decimal_of, names) if number is not None}
 
     def _reap(self) -> None:
-        """Take leave of daemons that have ended."""
+        """Reap daemons that have ended."""
         for number, process in list(self._daemons.items()):
             if process.poll() is not None:
                 self._daemons.pop(number, None)

@@ -1,1 +1,1 @@
-"""Layers under Podman: a folder in which it finds them before it pulls."""
+"""Layers for Podman: a folder in which it finds layers before it pulls."""

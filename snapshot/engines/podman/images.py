@@ -1,11 +1,11 @@
-"""Images that a layer store was asked for, by their names: resolved once, looked at again when they moved on.
+"""Images that a layer store was asked for, by name: resolved once, and looked up again if their tags moved.
 
 ::
 
     DIR/BASE64/sha256:HEX/diff/     files of the layer, for overlayfs
-                         /info      what the engine keeps of a layer, as JSON
+                         /info      the engine's record of a layer, as JSON
                          /blob      the layer as the registry has it
-                         /use       created: the layer is used once more; never there
+                         /use       created: the layer is used once more; never exists
 
 BASE64 is the reference of the image as the engine writes it.
 
@@ -56,32 +56,33 @@ __all__ = [
 
 FILES = (b"diff", b"info", b"blob")
 """Names in a layer's directory."""
-# Numbers that containers/storage gives them.
+# Numbers of compressions in containers/storage.
 _COMPRESSION = {"tar": 0, "gzip": 2, "zstd": 4}
 
 
 def reference_of(name: bytes, registries: Collection[str] = ()) -> Reference | None:
-    """Return the reference that a directory of the store is named by; None where it names none.
+    """Return the reference that a directory of the store is named by; None if it names none.
 
     Args:
         name: Base64 in its one canonical form, of a reference with a registry in it.
-        registries: Hosts, with ports, that may be asked; all where none is given.
+        registries: Hosts, with ports, that may be asked; all if empty.
     """
-    # Programs look for names of all kinds in a folder: for what is not exactly one, no registry is asked.
+    # Programs look for names of all kinds in a folder; a registry is asked only for an exact reference.
     try:
         text = base64.b64decode(name, validate=True)
-        if base64.b64encode(text) != name:  # stray bits at the end would be a second name
+        if base64.b64encode(text) != name:  # stray bits at the end would make a second name
             return None
         reference = Reference.parse(text.decode("ascii"))
     except (binascii.Error, UnicodeDecodeError, ConfigError):
         return None
-    if str(reference) != text.decode("ascii"):  # another spelling would be a second directory of it
+    # another spelling would be a second directory of the same reference
+    if str(reference) != text.decode("ascii"):
         return None
     return reference if not registries or reference.registry in registries else None
 
 
 def digest_of_name(name: bytes) -> str | None:
-    """Return the digest of the layer that a directory is named by; None where it names none."""
+    """Return the digest of the layer that a directory is named by; None if it names none."""
     try:
         return check_digest(name.decode("ascii"))
     except (UnicodeDecodeError, ValueError):
@@ -106,8 +107,8 @@ def info_of(layer: Descriptor, diff_id: str, stream_bytes: int) -> bytes:
 
 _log = get_logger(__name__)
 
-# A lookup must neither fail for long nor ask for ever: so long a reference that failed is not asked again, nor a
-# tag looked at anew.
+# A lookup must neither fail for long nor ask all the time: for this many seconds, a failed reference is not
+# asked for again, and a tag is not looked up again.
 PATIENCE_S = 10.0
 MAX_IMAGES = 4096
 
@@ -123,7 +124,7 @@ class ServedImage:
     """Indexes of the layers, lowest first; None for a layer that is left to the engine."""
 
     def place_of(self, digest: str) -> int | None:
-        """Return which layer has a digest and can be shown, from 0; None where there is none."""
+        """Return the layer, from 0, that has a digest and can be shown; None if there is none."""
         for place, layer in enumerate(self.image.layers):
             if layer.digest == digest and self.indexes[place] is not None:
                 return place
@@ -136,25 +137,25 @@ class ServedImage:
 
 
 class RoutedTier(BlockTier):
-    """The registries of all images: each blob is asked for where an image of it was found."""
+    """The registries of all images: each blob is asked for where an image with it was found."""
 
-    # A registry gives a blob by repository, and may refuse in another one what it gives in this.
+    # A registry gives a blob by repository, and may refuse it in another repository.
     def __init__(self) -> None:
         self._tiers: dict[str, list[RegistryTier]] = {}
         self._lock = threading.Lock()
 
     def add(self, served: ServedImage) -> None:
-        """Ask this image's repository, too, for its layers; before those known so far."""
+        """Use this image's repository, too, for its layers, before the repositories known so far."""
         tier = RegistryTier(served.store)
         with self._lock:
             for layer in served.image.layers:
-                # Bounded, since the lowest layers are in every image that is looked up.
+                # Limited, because the lowest layers are in every image that is looked up.
                 known = self._tiers.get(layer.digest, [])
                 self._tiers[layer.digest] = [tier, *known][:4]
 
     @override
     def fetch(self, index: LayerIndex, blocks: Sequence[BlockRef]) -> tuple[dict[str, bytes], int]:
-        """Return blocks from the first repositories that have them right."""
+        """Return blocks from the first repositories that have them undamaged."""
         with self._lock:
             tiers = list(self._tiers.get(index.blob_digest, ()))
         problem: Exception = FileNotFoundError(f"no image with layer {index.blob_digest} is served")
@@ -165,7 +166,7 @@ class RoutedTier(BlockTier):
                 break
             try:
                 came, size = tier.fetch(index, absent)
-            # Also where it wants a login or holds other bytes: the layer is the same in the next.
+            # Also if a repository wants a login or holds other bytes, because the layer is the same in the next one.
             except (OmniloadError, FileNotFoundError) as error:
                 problem = error
                 continue
@@ -221,7 +222,7 @@ class ImageOpener:
             pairs = zip(image.layers, image.config.rootfs.diff_ids, strict=True)
             indexes = tuple(self._index(store, layer, diff_id) for layer, diff_id in pairs)
         except BaseException:
-            # A reference that leads to nothing is asked for again and again; its connections must not add up.
+            # A reference without an image is asked for again and again, so its connections must not add up.
             store.close()
             raise
         return ServedImage(reference=reference, store=store, image=image, indexes=indexes)
@@ -251,10 +252,10 @@ class _Known:
     in_use: dict[str, ServedImage] = field(default_factory=dict)
     """Images that its tag meant when layers were used, by digest."""
     asked_s: dict[str | None, float] = field(default_factory=dict)
-    """When its registry was last asked for an image, by digest; None: for what the tag means."""
+    """Time of the last question to the registry for an image, by digest; None: for the meaning of the tag."""
 
     def images(self) -> tuple[ServedImage, ...]:
-        """Return all that is known, what the tag means first."""
+        """Return all known images, the present image of the tag first."""
         return (*filter(None, [self.served]), *self.in_use.values())
 
     def holding(self, layer: str) -> ServedImage | None:
@@ -265,7 +266,7 @@ class _Known:
 class ServedImages:
     """The images of a layer store, by reference. Safe in threads.
 
-    ``pinned`` returns the image that a layer in use belongs to, by reference and layer: its tag may
+    ``pinned`` returns the image of a layer in use, by reference and layer, because its tag may
     have moved on. ``opened`` is called with each image that was found.
     """
 
@@ -283,17 +284,17 @@ class ServedImages:
         self._lock = threading.Lock()
 
     def of(self, reference: Reference) -> ServedImage | None:
-        """Return the image of a reference; None where there is none, or none that can be had now."""
+        """Return the image of a reference; None if there is none, or if it is not available now."""
         known = self._entry(reference)
         if known is None:
             return None
-        # One lock a reference: a registry that is slow holds up its own images alone.
+        # One lock for each reference, so that a slow registry delays only its own images.
         with known.lock:
             known.served = known.served or self._ask(known, reference)
             return known.served
 
     def holding(self, reference: Reference, layer: str) -> ServedImage | None:
-        """Return an image of a reference that has a layer; None where there is none."""
+        """Return an image of a reference that has a layer; None if there is none."""
         known = self._entry(reference)
         if known is None:
             return None
@@ -305,7 +306,7 @@ class ServedImages:
             if digest is not None and (found := self._ask(known, reference, digest)) is not None:
                 known.in_use[digest] = found
                 known.served = known.served or found
-            # Only where the engine wants a layer that the image known by the tag has not: it may have moved.
+            # Ask only if the engine wants a layer that the known image of the tag lacks: the tag may have moved.
             if known.holding(layer) is None:
                 known.served = self._ask(known, reference) or known.served
             return known.holding(layer)
@@ -331,7 +332,7 @@ class ServedImages:
     def _ask(
         self, known: _Known, reference: Reference, digest: str | None = None
     ) -> ServedImage | None:
-        """Find an image in its registry, unless that was asked a moment ago; the reference's lock is held."""
+        """Find an image in its registry, unless it was asked for a moment ago; the reference's lock is held."""
         if self._clock.now_s() - known.asked_s.get(digest, -inf) < PATIENCE_S:
             return None
         try:
@@ -343,7 +344,7 @@ class ServedImages:
             # Ask the clock again, because an outage may have lasted longer than the patience.
             known.asked_s[digest] = self._clock.now_s()
         for old in known.images():
-            if old.shows_as(found):  # kept twice, its tree would be in memory for each such look
+            if old.shows_as(found):  # otherwise each such look would keep another tree in memory
                 found.store.close()
                 return old
         with self._lock:

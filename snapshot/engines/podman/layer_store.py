@@ -1,4 +1,4 @@
-"""An additional layer store for Podman and CRI-O: a folder in which every image there is can be looked up.
+"""An additional layer store for Podman and CRI-O: a folder in which every image of a registry can be looked up.
 
 Numbers of inodes::
 
@@ -9,7 +9,7 @@ Numbers of inodes::
     S<<32 | 0xFFFFFFFF    ``info``
     S<<32 | 0xFFFFFFFE    ``blob``
 
-A layer that is used no more gives its tree back.
+The tree of an unused layer is freed.
 """
 
 import base64
@@ -47,7 +47,7 @@ _log = get_logger(__name__)
 _REFERENCE = 1 << 62
 _NUMBER = 0xFFFFFFFF
 _INFO, _BLOB, _DIFF = 0xFFFFFFFF, 0xFFFFFFFE, 1
-# Apart from inodes: all but whole layers are opened by their own.
+# Outside the range of inodes: only whole layers have handles that differ from their inodes.
 _HANDLE = 1 << 61
 
 
@@ -65,7 +65,7 @@ class ShownLayer:
 
     @property
     def base(self) -> int:
-        """The inode of its directory."""
+        """Inode of its directory."""
         return self.number << 32
 
     @property
@@ -79,9 +79,9 @@ class ShownLayer:
 
 
 class LayerStore(BlockingFileSystem):
-    """Carries requests to images and their layers.
+    """Answers requests about images and their layers.
 
-    Only ``registries`` are asked, all where none is given. Whole layers that the engine wants lie
+    Only ``registries`` are asked, all if the list is empty. Whole layers that the engine wants are
     in ``scratch`` until they are closed.
     """
 
@@ -108,7 +108,7 @@ class LayerStore(BlockingFileSystem):
         self._building = threading.Lock()
 
     def is_cached(self, inode: int) -> bool:
-        """Return whether calls about an inode wait for nothing: it is of a tree in memory."""
+        """Return whether calls about an inode never wait, because it is of a tree in memory."""
         shown = self._layers.get(inode >> 32)
         return shown is not None and shown.view is not None and 0 < inode & _NUMBER < _BLOB
 
@@ -122,7 +122,7 @@ class LayerStore(BlockingFileSystem):
         if number:
             return _moved(shown, self._view(shown).lookup(number, name))
         if name not in FILES:
-            raise _missing()  # "use" among them: it is made, and never there
+            raise _missing()  # including "use", which is created but never exists
         return self.getattr(shown.base | {b"diff": _DIFF, b"info": _INFO, b"blob": _BLOB}[name])
 
     @override
@@ -215,18 +215,19 @@ class LayerStore(BlockingFileSystem):
         digest = digest_of_name(name)
         if reference is None or digest is None:
             raise OSError(errno.EROFS, "a layer store does not change")
-        # Also of a layer that was not looked up since the store was started: the engine counts on.
+        # This includes a layer that was not looked up since the store was started, because the engine continues its
+        # count.
         uses = self._uses.release(reference, digest)
         _log.info("%s: layer %s has %d uses left", reference, digest, uses)
         if uses == 0:
             with self._lock:
                 shown = self._places.get((parent, digest))
                 if shown is not None:
-                    # Numbers follow from the layer alone, so a lookup by an old one has the tree built again.
+                    # Numbers depend on the layer alone, so a lookup by an old number builds the tree again.
                     shown.view = None
 
     def _known(self, inode: int) -> list[Named]:
-        """Describe what was looked up so far: references, or the layers of one."""
+        """Describe the entries looked up so far: references, or the layers of one."""
         with self._lock:
             references, layers = dict(self._references), list(self._layers.values())
         if inode == ROOT_INODE:
@@ -250,7 +251,7 @@ class LayerStore(BlockingFileSystem):
         reference, digest = self._references.get(parent), digest_of_name(name)
         if reference is None or digest is None:
             raise _missing()
-        # Without the lock: a layer that is known never goes.
+        # Without the lock, because a known layer never disappears.
         if (known := self._places.get((parent, digest))) is not None:
             return known
         served = self._images.holding(reference, digest)
@@ -268,7 +269,7 @@ class LayerStore(BlockingFileSystem):
     def _view(self, shown: ShownLayer) -> ImageView:
         view = shown.view
         if view is None:
-            # Two lookups at once would each build the same tree.
+            # Two concurrent lookups would each build the same tree.
             with self._building:
                 if shown.view is None:
                     shown.view = self._view_of(shown.served, shown.place)
@@ -284,8 +285,8 @@ class LayerStore(BlockingFileSystem):
         return self._shown(inode)
 
     def _open_blob(self, shown: ShownLayer) -> int:
-        """Fetch a layer whole and return a handle."""
-        # Into a file without a name: its digest is right before anybody reads of it, and a kill leaves nothing.
+        """Fetch a whole layer and return a handle."""
+        # Use a file without a name: its digest is checked before anybody reads it, and a kill leaves nothing.
         served = shown.served
         file = tempfile.TemporaryFile(prefix="omniload-blob-", dir=self._scratch)  # noqa: SIM115
         try:
@@ -302,7 +303,7 @@ class LayerStore(BlockingFileSystem):
 
 
 class LayerStoreFileSystem(Threaded):
-    """A ``LayerStore`` as the bindings want it. Nothing is counted: numbers stay what they are."""
+    """A ``LayerStore`` in the form that bindings want. Look-ups are not counted, because numbers never change."""
 
     def __init__(self, store: LayerStore, workers: int = 16) -> None:
         super().__init__(store, workers)
@@ -310,7 +311,7 @@ class LayerStoreFileSystem(Threaded):
 
     @override
     async def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        # Names in a tree that is in memory wait for nothing; all else may ask a registry.
+        # Look-ups in a tree in memory never wait; all other calls may ask a registry.
         if arguments and call.__name__ != "read" and self._store.is_cached(arguments[0]):
             return call(*arguments)
         return await super()._call(call, *arguments)
@@ -320,7 +321,7 @@ class LayerStoreFileSystem(Threaded):
         if name != b"use":
             raise OSError(errno.EROFS, "a layer store does not change")
         await in_thread(self._pool, self._store.use, parent)
-        raise _missing()  # the answer by which the engine knows that it was counted
+        raise _missing()  # the answer that tells the engine that the use was counted
 
     @override
     async def rmdir(self, parent: int, name: bytes) -> None:
@@ -333,8 +334,8 @@ def _missing() -> OSError:
 
 
 def _directory(inode: int) -> Entry:
-    """Describe a directory of the store's own."""
-    # Root alone passes: each name that is looked up asks a registry.
+    """Describe a directory of the store itself."""
+    # Only root may pass, because each name that is looked up asks a registry.
     mode = stat_bits.S_IFDIR | 0o500
     return Entry(inode, mode, nlink=2, entry_timeout_s=FOREVER_S, attr_timeout_s=FOREVER_S)
 
@@ -345,5 +346,5 @@ def _file(inode: int, size_bytes: int) -> Entry:
 
 
 def _moved(shown: ShownLayer, entry: Entry) -> Entry:
-    """Return a file of a layer under its number in the store; inode 0 says that it is not there."""
+    """Return a file of a layer under its number in the store; inode 0 means that it does not exist."""
     return entry._replace(inode=shown.base | entry.inode) if entry.inode else entry

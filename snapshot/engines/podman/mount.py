@@ -1,6 +1,6 @@
 """The process behind a layer store: ``python -m`` this module with READY_FD, settings on standard input.
 
-It fetches the hot blocks of an image first, and traces what its first start reads.
+It fetches the hot blocks of an image first, and traces the reads of its first start.
 """
 
 import os
@@ -45,7 +45,7 @@ def layer_store_settings(mountpoint: str, options: tuple[str, ...]) -> LayerStor
     """Return the settings of a layer store from ``KEY=VALUE`` options.
 
     Raises:
-        ConfigError: An option is none, or its value.
+        ConfigError: An option is unknown, or its value is wrong.
     """
     require_text(mountpoint, *options)
     fields: dict[str, Any] = {"mountpoint": mountpoint}
@@ -58,7 +58,7 @@ def mount(settings: LayerStoreMount, *, log_path: str | None = None) -> "subproc
     """Mount a layer store in a process of its own; return when it is usable.
 
     Raises:
-        ConfigError: The mount point is not there, or this is not root.
+        ConfigError: The mount point does not exist, or this process is not root.
         StateError: The mount point cannot be mounted on.
     """
     if os.geteuid() != 0:
@@ -77,7 +77,7 @@ def serve(settings: LayerStoreMount, ready: Callable[[], None]) -> None:
 
 
 class _Parts:
-    """The parts of a layer store, put together and taken apart."""
+    """The parts of a layer store, with their start and their end."""
 
     def __init__(self, settings: LayerStoreMount) -> None:
         self._settings, self._cache = settings, Path(settings.cache)
@@ -102,8 +102,8 @@ class _Parts:
         self.shown = LayerStoreFileSystem(store)
 
     def close(self) -> None:
-        """Stop fetching; keep what was recorded."""
-        # From the kernel inwards: nothing is asked of a part that is closed.
+        """Stop fetching; keep the recording."""
+        # From the kernel inwards, so that no request reaches a closed part.
         self.shown.close()
         self._loader.close()
         for starts in self._starts.values():
@@ -112,7 +112,7 @@ class _Parts:
 
     def _opened(self, served: ServedImage) -> None:
         """Begin to fetch the hot blocks of an image."""
-        # Now, since the engine looks an image up before it starts anything from it.
+        # Now, because the engine looks up an image before it starts anything from it.
         self._tier.add(served)
         if not any(served.indexes):
             return
@@ -135,7 +135,7 @@ class _Parts:
 
 
 def main() -> None:
-    """Be the daemon."""
+    """Run as the daemon."""
     run_daemon(
         lambda settings, ready: serve(LayerStoreMount.model_validate_json(settings), ready),
         role="layers",
@@ -167,7 +167,7 @@ class ImageStarts:
         self._lock = threading.Lock()
 
     def prefetch(self) -> int:
-        """Have the hot blocks fetched, if a trace is known; return how many are not here."""
+        """Request the hot blocks, if a trace is known; return the number of blocks that are not here."""
         image = self._served.image
         trace = self._traces.any_of(image.digest, image.config.command)
         if trace is None:
@@ -185,7 +185,7 @@ class ImageStarts:
         return len(absent)
 
     def noting(self, place: int, tree: Tree) -> Callable[[int, int, int], None]:
-        """Return what notes reads of a layer's own ``tree`` under the numbers of the merged image."""
+        """Return a function that notes reads of a layer's own ``tree`` under the numbers of the merged image."""
         merged = _numbers(tree, self._tree, place) if self._window_s else {}
 
         def note(number: int, offset: int, size_bytes: int) -> None:
@@ -196,7 +196,7 @@ class ImageStarts:
 
     def note(self, number: int, offset: int, size_bytes: int) -> None:
         """Remember a read of a file of the merged image."""
-        # The first read opens the only window: the kernel keeps files, so later starts would show nothing.
+        # The first read opens the only window: the kernel keeps files, so later starts would show no reads.
         recording = self._recording
         if recording is None:
             with self._lock:
@@ -204,12 +204,12 @@ class ImageStarts:
         recording.note(number, offset, size_bytes)
 
     def finish(self) -> None:
-        """Keep what was recorded, if that was not done when the window ended."""
+        """Keep the recording, if the end of its window has not done so."""
         if self._recording is not None:
             self._recording.finish()
 
     def _begun(self) -> Recording:
-        # The engine does not say which command it starts: all starts count as of the image's own command.
+        # The engine does not say which command it starts, so all starts count as of the image's own command.
         image, keep = self._served.image, self._traces.add
         command, window_s = image.config.command, self._window_s
         recording = Recording(self._tree, image.digest, command, keep, self._now_s, window_s)

@@ -1,4 +1,4 @@
-"""Which layers an engine uses, kept so that they are found again when the store was started anew.
+"""Layers that an engine uses, kept on disk so that a restarted store finds them again.
 
 ::
 
@@ -41,7 +41,7 @@ class LayerUses:
         self._lock = threading.Lock()
 
     def image_of(self, reference: Reference, layer: str) -> str | None:
-        """Return the digest of the image that a layer in use belongs to; None for one that is not used."""
+        """Return the digest of the image of a layer in use; None for a layer that is not used."""
         with self._lock:
             found = self._read(reference, layer)
         return None if found is None else found[0]
@@ -51,16 +51,16 @@ class LayerUses:
         return any(self._folder_of(reference).glob("*.json"))
 
     def add(self, reference: Reference, layer: str, image: str) -> int:
-        """Count one use more and return how many there are."""
+        """Count one use more and return the number of uses."""
         with self._lock:
             found = self._read(reference, layer)
-            # The digest of the image, not its tag: that may name another one by the time it is looked up again.
+            # The digest of the image, not its tag, which may name another image by the next look.
             uses = 1 + (0 if found is None else found[1])
             self._write(reference, layer, check_digest(image), uses)
             return uses
 
     def release(self, reference: Reference, layer: str) -> int:
-        """Count one use less and return how many are left."""
+        """Count one use less and return the number of remaining uses."""
         with self._lock:
             found = self._read(reference, layer)
             if found is None:
@@ -69,12 +69,12 @@ class LayerUses:
             if uses > 1:
                 self._write(reference, layer, image, uses - 1)
             else:
-                # Gone, not 0: ``has`` asks whether any file is there.
+                # Remove the file instead of writing 0, because ``has`` looks for any file.
                 self._path(reference, layer).unlink(missing_ok=True)
             return uses - 1
 
     def _folder_of(self, reference: Reference) -> Path:
-        # Another store, at another mount point, may have the same folder.
+        # Include the mount point, because another store may use the same folder.
         text = f"{self._mountpoint}\0{reference}"
         return self._folder / hashlib.sha256(text.encode()).hexdigest()
 
@@ -100,7 +100,7 @@ class LayerUses:
             path.parent.mkdir(exist_ok=True)
             write_whole(path, json.dumps({**value, "image": image, "uses": uses}).encode())
         except OSError as error:
-            # The container starts all the same; what is lost is found in the registry, as long as its tag stays.
+            # The container starts nevertheless; without this record the layer is found as long as its tag stays.
             _log.warning("%s: the use of a layer is not kept: %s", path, error)
 
 
