@@ -1,4 +1,4 @@
-"""Credentials and challenges: the user of a registry, and the form in which it asks."""
+"""Credentials and challenges: the user of a registry, and the form in which the registry asks."""
 
 import base64
 import binascii
@@ -38,27 +38,27 @@ class Credentials:
 
     @property
     def basic(self) -> str:
-        """The value of an ``Authorization`` header."""
+        """Value of an ``Authorization`` header."""
         joined = base64.b64encode(f"{self.user}:{self.password}".encode())
         return f"Basic {joined.decode('ascii')}"
 
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """One way in which a registry offers to be convinced."""
+    """One form of authorization that a registry offers."""
 
     scheme: str
-    """Lower case: ``bearer`` or ``basic``."""
+    """Scheme in lower case: ``bearer`` or ``basic``."""
     parameters: Mapping[str, str]
 
 
 def parse_challenges(header: str) -> tuple[Challenge, ...]:
-    """Read a ``WWW-Authenticate`` header; what follows a broken part is left out.
+    """Read a ``WWW-Authenticate`` header; everything after a broken part is ignored.
 
     Source:
         RFC 9110, section 11.6.1.
     """
-    # Cut: what a stranger sends as a header must not cost more to read than to send.
+    # Cut it, so that a stranger's header does not cost more to read than to send.
     header, found, at = header[:_MAX_CHALLENGE], [], 0
     while (scheme := _SCHEME.match(header, at)) is not None:
         at = scheme.end()
@@ -73,12 +73,12 @@ def parse_challenges(header: str) -> tuple[Challenge, ...]:
 
 
 def token_url(parameters: Mapping[str, str], scope: str, *, is_plain: bool) -> str:
-    """Return where a challenge of a registry, which may itself be without TLS, sends for a token for ``scope``.
+    """Return the URL at which a challenge of a registry offers a token for ``scope``; the registry may lack TLS.
 
     Raises:
-        ConfigError: It is not https, though the registry is: credentials would go in the open.
+        ConfigError: It is not https, though the registry is: credentials would be sent unencrypted.
     """
-    # Basic credentials go to the realm that the registry names, and in the open only where they do already.
+    # Basic credentials go to the realm that the registry names, unencrypted only if the registry is so, too.
     realm = parameters.get("realm", "")
     try:
         scheme = urlsplit(realm).scheme
@@ -92,19 +92,19 @@ def token_url(parameters: Mapping[str, str], scope: str, *, is_plain: bool) -> s
 
 
 def credentials_of(registry: str, files: tuple[Path, ...] | None = None) -> Credentials | None:
-    """Return what ``podman login`` or ``docker login`` saved for a registry.
+    """Return the credentials that ``podman login`` or ``docker login`` saved for a registry.
 
     Args:
-        registry: Host, with a port where it has one.
-        files: Where to look, the first that knows the registry wins; None for the usual places.
+        registry: Host, with a port if it has one.
+        files: Files to search; the first that knows the registry wins. None for the usual places.
 
     Raises:
-        ConfigError: A file is there and cannot be read as such.
+        ConfigError: A file exists and cannot be parsed.
     """
     for path in _usual_files() if files is None else files:
         try:
             text = read_kept_file(path, most_bytes=_MAX_FILE_BYTES, what="a file of credentials")
-        except OSError:  # most of the usual places are empty, or another user's
+        except OSError:  # most of the usual places are empty, or belong to another user
             continue
         except IntegrityError as error:
             raise ConfigError(str(error)) from error
@@ -128,5 +128,5 @@ def _usual_files() -> Iterator[Path]:
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         yield Path(runtime) / "containers" / "auth.json"
     docker = os.environ.get("DOCKER_CONFIG")
-    with suppress(RuntimeError):  # a user without a home has logged in nowhere
+    with suppress(RuntimeError):  # a user without a home has not logged in
         yield (Path(docker) if docker else Path.home() / ".docker") / "config.json"

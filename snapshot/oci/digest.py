@@ -1,4 +1,4 @@
-"""Digests: the names of bytes, and the proof that they are the right ones."""
+"""Digests: names of bytes that also prove that the bytes are right."""
 
 import hashlib
 import re
@@ -7,7 +7,7 @@ from omniload.base.errors import IntegrityError
 
 __all__ = ["check_digest", "digest_of", "hasher_of", "verified"]
 
-# md5 and sha1, which the grammar allows, are left out: bytes can be made to fit them.
+# md5 and sha1, which the grammar allows, are left out, because other bytes with the same digest can be made.
 _PATTERN = re.compile(r"(sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128})\Z")
 
 
@@ -38,7 +38,7 @@ def verified(data: bytes, digest: str, *, name: str) -> bytes:
     """Return ``data`` if it has ``digest``.
 
     Raises:
-        IntegrityError: It has another.
+        IntegrityError: It has another digest.
     """
     # Use the algorithm that the digest names, because the digest of another one would never match.
     hasher = hasher_of(digest)

@@ -1,4 +1,4 @@
-"""From what a user writes to the store that holds it, and to the image itself."""
+"""Images from the texts that a user writes: the store that holds an image, and the image itself."""
 
 import platform as machine
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ _ARCHITECTURE_OF = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i68
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """An image of one platform, resolved: its digest never means anything else."""
+    """A resolved image of one platform; its digest never means anything else."""
 
     digest: str
     """Digest of the manifest."""
@@ -57,7 +57,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptImage:
-    """An image as its registry gave it: what must be kept to resolve it again without one."""
+    """An image as its registry gave it, with the documents to resolve it again without the registry."""
 
     digest: str
     """Digest of the manifest."""
@@ -96,19 +96,19 @@ def platform_here() -> Platform:
 def open_store(
     text: str, *, mirrors: tuple[str, ...] = (), create: bool = False
 ) -> tuple[ImageStore, str]:
-    """Open what holds an image, and say what it is called there.
+    """Open the store of an image, and return it with the image's name there.
 
     Args:
         text: ``REGISTRY/REPOSITORY:TAG``, or ``oci:FOLDER:TAG``; the tag of a layout may be
-            left out where it holds one image. ``http://`` before a registry, or a mirror,
-            means without TLS, which otherwise only this machine itself is spoken to.
-        mirrors: Registries that may hold the same repositories, in the order they are asked.
-        create: Make the layout where there is none.
+            left out if it holds one image. ``http://`` before a registry, or a mirror,
+            means without TLS, which otherwise is used only for this machine itself.
+        mirrors: Registries that may hold the same repositories, in the order in which they are asked.
+        create: Make the layout if there is none.
 
     Raises:
-        ConfigError: The text names nothing, or the layout is none.
+        ConfigError: The text names nothing, or the directory is no layout.
     """
-    for named in (text, *mirrors):  # a user ahead of a registry is refused, and shown
+    for named in (text, *mirrors):  # a user name before a registry is refused, and shown
         note_secrets_of(f"{_PLAIN}{named.removeprefix(_PLAIN)}")
     if text.startswith("oci:"):
         return _open_layout(text.removeprefix("oci:"), create=create)
@@ -125,14 +125,14 @@ def open_store(
 def opened_image(
     text: str, *, mirrors: tuple[str, ...] = (), platform: Platform | None = None
 ) -> Iterator[tuple[ImageStore, Image]]:
-    """Open what holds an image for the time of a ``with``, and resolve the image; errors as of both."""
+    """Open the store of an image inside a block, and resolve the image; raises the errors of both."""
     store, name = open_store(text, mirrors=mirrors)
     with closing(store):
         yield store, resolve(store, name, platform)
 
 
 def resolve(store: ImageStore, name: str, platform: Platform | None = None) -> Image:
-    """Read manifest and configuration of an image, of ``platform`` where there are several.
+    """Read manifest and configuration of an image, for ``platform`` if there are several.
 
     Raises:
         ConfigError: There is none of that name or platform, or it is an artifact.
@@ -144,9 +144,9 @@ def resolve(store: ImageStore, name: str, platform: Platform | None = None) -> I
 def fetched(
     store: ImageStore, name: str, platform: Platform | None = None, *, reference: str = ""
 ) -> KeptImage:
-    """Return the documents of an image as they came; arguments and errors as of ``resolve``."""
+    """Return the documents of an image as they came; arguments and errors are those of ``resolve``."""
     where = f"{store.location}: {name}"
-    # Bounded: indexes that name each other would be followed without end.
+    # Limited, because indexes that name each other would be followed without end.
     for _ in range(_MAX_INDEX_DEPTH):
         try:
             stored = store.manifest(name)

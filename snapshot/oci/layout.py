@@ -1,4 +1,4 @@
-"""A directory in the OCI image layout, as ``skopeo``, ``umoci`` and ``buildah`` read and write it.
+"""A directory in the OCI image layout, compatible with ``skopeo``, ``umoci`` and ``buildah``.
 
 ::
 
@@ -43,7 +43,7 @@ class OciLayout(ImageStore):
     """Images in a local directory.
 
     Raises:
-        ConfigError: ``root`` is no layout of a version that is read.
+        ConfigError: ``root`` is no layout of a supported version.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -59,7 +59,7 @@ class OciLayout(ImageStore):
 
     @classmethod
     def create(cls, root: str | Path) -> "OciLayout":
-        """Open the layout at ``root``; make an empty one where there is nothing.
+        """Open the layout at ``root``; make an empty one if there is nothing.
 
         Raises:
             ConfigError: Something else is there.
@@ -69,7 +69,7 @@ class OciLayout(ImageStore):
         if not any(path.iterdir()):
             (path / "blobs" / "sha256").mkdir(parents=True)
             _publish(path / "index.json", encode(Index(schema_version=2, manifests=())))
-            # Last: what a kill leaves before it is no layout to any tool.
+            # Last, so that after a kill the directory is not yet a layout for any tool.
             _publish(path / "oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
         return cls(path)
 
@@ -94,7 +94,7 @@ class OciLayout(ImageStore):
     def blob_range(self, digest: str, offset: int, size_bytes: int) -> bytes:
         parts, wanted = [], size_bytes
         with self._open(digest) as file:
-            # The kernel caps one read at 2 GiB and may return less near that.
+            # The kernel limits one read to 2 GiB and may return less near that.
             while wanted and (part := os.pread(file, wanted, offset + size_bytes - wanted)):
                 parts.append(part)
                 wanted -= len(part)
@@ -107,7 +107,7 @@ class OciLayout(ImageStore):
 
     @override
     def blob_chunks(self, blob: Descriptor) -> Iterator[bytes]:
-        # Compared though it is a file of this machine: other tools write there, too.
+        # Compare even a file of this machine, because other tools write there, too.
         with self._open(blob.digest) as file:
             chunks = iter(lambda: os.read(file, _CHUNK_BYTES), b"")
             yield from checked_chunks(blob, chunks, name=self.location)
@@ -122,7 +122,7 @@ class OciLayout(ImageStore):
         if target.is_file():
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Two that push one blob at once would write into one file, had both the same name for it.
+        # A unique name, so that two concurrent pushes of one blob do not write into one file.
         temporary = target.with_name(f".{uuid.uuid4().hex}")
         try:
             with opened() as source, temporary.open("xb") as file:
@@ -141,7 +141,7 @@ class OciLayout(ImageStore):
         parse_manifest(data, media_type, name=f"{self.location}: new manifest")
         digest = digest_of(data)
         target = self._path(digest)
-        # The bytes first: the index names nothing that is not there.
+        # The bytes first, because the index must not name a missing blob.
         if not target.is_file():
             _publish(target, data)
         added = Descriptor(
@@ -162,7 +162,7 @@ class OciLayout(ImageStore):
 
     def tags(self) -> tuple[str, ...]:
         """Return the names of the images in the layout."""
-        # Signatures and other artifacts stand in the same index, and are no images to choose from.
+        # Signatures and other artifacts are in the same index, but are no images to choose from.
         images = (entry for entry in self._index().manifests if entry.artifact_type is None)
         names = (entry.annotations.get(TAG) for entry in images)
         return tuple(name for name in names if name is not None)
@@ -172,7 +172,7 @@ class OciLayout(ImageStore):
         found = [entry for entry in entries if entry.annotations.get(TAG) == tag]
         if not found:
             raise FileNotFoundError(f"{self.location} has no {tag!r}, only {list(self.tags())}")
-        return found[-1]  # tools that append leave the older ones of a tag before it
+        return found[-1]  # tools that append leave older entries of a tag before it
 
     def _index(self) -> Index:
         data = self._kept("index.json")
@@ -209,6 +209,6 @@ class OciLayout(ImageStore):
 
 
 def _publish(target: Path, data: bytes) -> None:
-    """Put a file at ``target`` durably and whole, over one that may be there."""
+    """Put a file at ``target`` durably and atomically, replacing a file that may be there."""
     target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, data, durable=True)

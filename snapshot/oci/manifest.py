@@ -1,6 +1,6 @@
-"""Manifests, indexes and configurations: strict, frozen, and bounded, since a stranger wrote them.
+"""Manifests, indexes and configurations: strict, frozen, and limited, because a stranger wrote them.
 
-Both families of media types, OCI's and Docker's second schema, are read alike.
+Both families of media types, those of OCI and of Docker's second schema, are read alike.
 """
 
 from typing import Annotated, Any, Literal
@@ -64,9 +64,9 @@ _COMPRESSIONS: dict[str, Literal["tar", "gzip", "zstd"]] = {
 
 
 class OciModel(BaseModel):
-    """Base of what registries say: frozen, camel case, open to keys of later versions."""
+    """Base of a registry's documents: frozen, camel case, open to keys of later versions."""
 
-    # Unknown keys are ignored, as the specification asks; what is known must be right.
+    # Unknown keys are ignored, as the specification demands; known keys must be valid.
     model_config = ConfigDict(
         extra="ignore", frozen=True, alias_generator=to_camel, populate_by_name=True
     )
@@ -80,7 +80,7 @@ class Platform(OciModel):
     variant: str | None = Field(default=None, max_length=64)
 
     def accepts(self, offered: "Platform") -> bool:
-        """Return whether an image for ``offered`` runs here; no variant given means any."""
+        """Return whether an image for ``offered`` runs here; a missing variant means any."""
         same = (self.os, self.architecture) == (offered.os, offered.architecture)
         return same and (self.variant is None or self.variant == offered.variant)
 
@@ -91,7 +91,7 @@ class Descriptor(OciModel):
     media_type: str = Field(min_length=1, max_length=255)
     digest: Annotated[str, AfterValidator(check_digest)]
     size: int = Field(ge=0, le=MAX_BLOB_BYTES)
-    """Bytes."""
+    """Size in bytes."""
     annotations: dict[str, str] = Field(default_factory=dict)
     platform: Platform | None = None
     artifact_type: str | None = Field(default=None, max_length=255)
@@ -118,7 +118,7 @@ class Index(OciModel):
         """Return the first manifest that runs on ``platform``.
 
         Raises:
-            ConfigError: None does.
+            ConfigError: None runs there.
         """
         for found in self.manifests:
             if found.platform is not None and platform.accepts(found.platform):
@@ -144,11 +144,11 @@ class RootFilesystem(OciModel):
 
 
 class Process(OciModel):
-    """How a container of the image starts; its keys are in Pascal case, unlike all others."""
+    """The process that a container of the image starts; its keys are in Pascal case, unlike all others."""
 
     model_config = ConfigDict(alias_generator=to_pascal)
 
-    # Any of these may be null, as Docker writes what is not set.
+    # Any of these may be null, because Docker writes unset values so.
     env: tuple[str, ...] | None = None
     entrypoint: tuple[str, ...] | None = None
     cmd: tuple[str, ...] | None = None
@@ -176,7 +176,7 @@ class ImageConfig(OciModel):
 
 
 def compression_of(layer: Descriptor) -> Literal["tar", "gzip", "zstd"]:
-    """Return how a layer is compressed.
+    """Return the compression of a layer.
 
     Raises:
         ConfigError: It is no layer of a container image.
@@ -194,14 +194,14 @@ def compression_of(layer: Descriptor) -> Literal["tar", "gzip", "zstd"]:
 def parse_manifest(data: bytes, media_type: str, *, name: str) -> Manifest | Index:
     """Read a manifest or an index.
 
-    ``media_type`` is what the store says it is, empty where it does not say.
+    ``media_type`` is the type that the store reports, empty if it reports none.
 
     Raises:
-        IntegrityError: It breaks the format, or could be read as either of both.
+        IntegrityError: It breaks the format, or could be read as either of the two.
         ConfigError: It is of another kind, such as Docker's first schema.
     """
     value = _object(data, name)
-    # The document before the store: a mirror or a proxy may call everything plain JSON.
+    # Prefer the document's type, because a mirror or a proxy may call everything plain JSON.
     kind = str(value.get("mediaType") or media_type or "").partition(";")[0].strip()
     if not kind:
         kind = INDEX_TYPE if "manifests" in value else MANIFEST_TYPE
@@ -210,7 +210,7 @@ def parse_manifest(data: bytes, media_type: str, *, name: str) -> Manifest | Ind
             f"{name}: media type {kind[:150]!r} is not read, only {', '.join(ACCEPTED)}; "
             "push the image again with a tool of today"
         )
-    # A document that is both may be read as one image here and another there (CVE-2021-41190).
+    # A document that is both could be read as one image here and another there (CVE-2021-41190).
     if "manifests" in value and ("layers" in value or "config" in value):
         raise IntegrityError(f"{name}: is both a manifest and an index; do not trust its source")
     try:
@@ -239,7 +239,7 @@ def encode(value: OciModel) -> bytes:
 
 
 def _fault_of(error: ValidationError) -> str:
-    """Return the first fault, and how many there are."""
+    """Return the first fault, and the number of other faults."""
     # Show only the first, because a document may have a fault in each of 100,000 lines.
     first, *others = error.errors(include_url=False, include_input=False)
     more = f", and {counted(len(others), 'more fault')}" if others else ""
@@ -252,7 +252,7 @@ def _object(data: bytes, name: str) -> dict[str, Any]:
             f"{name}: {len(data)} bytes, more than the {MAX_MANIFEST_BYTES} a manifest may have"
         )
     try:
-        # orjson: it takes neither NaN nor Infinity, and no nesting that could end the interpreter.
+        # orjson accepts neither NaN nor Infinity, nor nesting that could crash the interpreter.
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise IntegrityError(f"{name}: not JSON: {error}") from error

@@ -1,4 +1,4 @@
-"""References: how people name an image.
+"""References: the names by which people call images.
 
 ::
 
@@ -28,7 +28,7 @@ _TAG = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}\Z")
 
 
 def check_tag(tag: str) -> str:
-    """Return ``tag`` if it is one.
+    """Return ``tag`` if it is valid.
 
     Raises:
         ValueError: It is not 1 to 128 letters, digits, ``.``, ``_`` and ``-``.
@@ -42,7 +42,7 @@ def check_tag(tag: str) -> str:
 
 
 def address_of(reference: str) -> str:
-    """Return where an engine's name of an image is served: Docker's hub has another host name."""
+    """Return the address at which an engine's name of an image is served, as Docker's hub has another host name."""
     if reference.startswith(_HUB):
         return _HUB_SERVER + reference.removeprefix(_HUB)
     return reference
@@ -50,14 +50,14 @@ def address_of(reference: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """An image of a registry, by tag, by digest, or by both: then the digest decides.
+    """An image of a registry, by tag, by digest, or by both; if both are given, the digest decides.
 
     Raises:
         ValueError: A part breaks the grammar of references.
     """
 
     registry: str
-    """Host, with a port where it has one."""
+    """Host, with a port if it has one."""
     repository: str
     tag: str | None = None
     digest: str | None = None
@@ -86,8 +86,8 @@ class Reference:
         """
         rest, at, digest = text.partition("@")
         head, slash, tail = rest.partition("/")
-        # No registry is assumed where none is named: a short name that means one image here
-        # and another there is how a wrong image gets started.
+        # No default registry is assumed, because a short name that means different images in different places leads to
+        # starts of the wrong image.
         if not slash or not ("." in head or ":" in head or head == "localhost"):
             raise ConfigError(
                 f"reference {text!r} names no registry; write REGISTRY/REPOSITORY:TAG"

@@ -1,4 +1,4 @@
-"""One repository of a registry over HTTP: OCI distribution 1.1, and what came before it."""
+"""One repository of a registry over HTTP: OCI distribution 1.1, and older versions."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(?:\d+|\*)\Z")
 
 
 class Registry(ImageStore):
-    """A repository. Manifests are compared with their digest; ranges of blobs cannot be."""
+    """A repository. Manifests are compared with their digest; ranges of blobs cannot be compared here."""
 
     def __init__(self, transport: Transport, repository: str) -> None:
         self._transport = transport
@@ -50,7 +50,7 @@ class Registry(ImageStore):
                 headers={"Accept": ", ".join(ACCEPTED)},
             )
             kind = response.headers.get("Content-Type", "").partition(";")[0].strip()
-            # One byte more than may be, to tell a longer one.
+            # Read one byte more than allowed, to detect a longer document.
             data = _body(response, MAX_MANIFEST_BYTES + 1)
             return StoredManifest(data, kind, digest_of(data))
 
@@ -77,14 +77,14 @@ class Registry(ImageStore):
                 scope=self._pull,
                 headers={
                     "Range": f"bytes={offset}-{offset + size_bytes - 1}",
-                    # Bytes as they lie: a proxy that compresses would give other offsets.
+                    # The stored bytes, because offsets would differ behind a proxy that compresses.
                     "Accept-Encoding": "identity",
                 },
             )
             if response.status == 206:
                 _check_range(response, offset, size_bytes, url)
                 return _body(response, size_bytes + 1)
-            # A registry or proxy that knows no ranges sends all: what comes before is thrown away.
+            # A registry or proxy without ranges sends the whole blob, whose beginning is then discarded.
             return _body(response, size_bytes, skip_bytes=offset)
 
         data = self._transport.repeated(attempt)
@@ -111,7 +111,7 @@ class Registry(ImageStore):
     def push_blob(self, blob: Descriptor, opened: Opened) -> None:
         if self.has_blob(blob.digest):
             return
-        # Compared before it is sent: a registry would only say that it does not fit.
+        # Compare before sending, because a registry would only report that the digest does not match.
         with opened() as source:
             chunks = iter(lambda: source.read(_CHUNK_BYTES), b"")
             for _ in checked_chunks(blob, chunks, name="what is pushed"):
@@ -121,13 +121,13 @@ class Registry(ImageStore):
             started = self._transport.request(
                 "POST", f"{self._root}/blobs/uploads/", scope=self._push, body=b""
             )
-            # Read to its end, so that the connection serves the upload, too.
+            # Read it to its end, so that the connection can be used for the upload, too.
             started.drain_conn()
             location = started.headers.get("Location", "")
-            # The place may have a query of its own, such as a token.
+            # The location may have a query of its own, such as a token.
             url = f"{location}{'&' if '?' in location else '?'}{urlencode({'digest': blob.digest})}"
             headers = {
-                # Without a length the client would send chunks, and the registry learn only at their end how many.
+                # Without a length the client would send chunks, and the registry would learn the size only at the end.
                 "Content-Type": "application/octet-stream",
                 "Content-Length": str(blob.size),
             }
@@ -154,7 +154,7 @@ class Registry(ImageStore):
         self._transport.close()
 
     def _resumed(self, blob: Descriptor) -> Iterator[bytes]:
-        """Yield a blob's bytes; a connection that breaks is replaced by one from there on."""
+        """Yield a blob's bytes; a broken connection is replaced by one that continues from there."""
         at = 0
         while at < blob.size:
             headers = {"Accept-Encoding": "identity"}
@@ -194,7 +194,7 @@ class Registry(ImageStore):
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
     ) -> BaseHTTPResponse:
-        """Send a request whose answer has no body of interest; repeat it while none comes."""
+        """Send a request whose answer has no needed body; repeat it while there is no answer."""
 
         def attempt() -> BaseHTTPResponse:
             response = self._transport.request(method, url, scope=scope, headers=headers, body=body)
@@ -205,8 +205,8 @@ class Registry(ImageStore):
 
 
 def _check_range(response: BaseHTTPResponse, offset: int, size_bytes: int, url: str) -> None:
-    """Raise unless exactly the asked range is what comes."""
-    # Nothing else would tell: a part of a blob has no digest of its own.
+    """Raise unless exactly the requested range follows."""
+    # Nothing else would show it, because a part of a blob has no digest of its own.
     said = response.headers.get("Content-Range", "")
     match = _CONTENT_RANGE.match(said)
     if match is None or (int(match[1]), int(match[2])) != (offset, offset + size_bytes - 1):
@@ -218,7 +218,7 @@ def _check_range(response: BaseHTTPResponse, offset: int, size_bytes: int, url: 
 
 
 def _body(response: BaseHTTPResponse, size_bytes: int, *, skip_bytes: int = 0) -> bytes:
-    """Return up to ``size_bytes`` of a body after ``skip_bytes``, and let its connection go.
+    """Return up to ``size_bytes`` of a body after ``skip_bytes``, and release its connection.
 
     Raises:
         UnavailableError: The connection broke.

@@ -1,4 +1,4 @@
-"""HTTP connections with a limit for everything that the other side may draw out."""
+"""HTTP connections with a limit for every step that the other side could draw out."""
 
 import io
 import socket
@@ -16,21 +16,21 @@ __all__ = ["Pace", "paced_pool"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How slow the other side may be."""
+    """The slowest pace that is allowed for the other side."""
 
     silent_s: float
     """Longest wait for all headers, for the next byte, and for the number of bytes that the rate demands."""
     least_bytes_per_s: float
-    """Over each ``silent_s`` of waiting for a body."""
+    """Least rate, over each ``silent_s`` of waiting for a body."""
 
 
 class _TooSlowError(ConnectionError):
     """The other side sends, but less than it must."""
 
 
-# A socket's timeout bounds one ``recv``: a server that sends a byte within each of them is waited
-# for without end, in the headers as well as in the body. Here what counts is the time spent
-# waiting, in all, so that a pausing reader of ours is not taken for a slow server.
+# A socket's timeout limits one ``recv``: a server that sends a byte within each of them would be waited for
+# without end, in the headers as well as in the body. Here the total time of waiting counts, so that a pause of
+# our own reader does not make the server look slow.
 class _PacedIO(io.RawIOBase):
     """The bytes of a socket, while enough of them come: all headers within one ``silent_s``, a body at its rate."""
 
@@ -40,7 +40,7 @@ class _PacedIO(io.RawIOBase):
         self._waited_s, self._moved = 0.0, 0
 
     def body_begins(self) -> None:
-        """Judge what follows by its rate."""
+        """Judge all further bytes by their rate."""
         self._least_bytes_per_s = self._pace.least_bytes_per_s
         self._waited_s, self._moved = 0.0, 0
 
@@ -59,7 +59,7 @@ class _PacedIO(io.RawIOBase):
                     # Do not read through the file of the socket, which reads no more after a time-out.
                     moved = self._connection.recv_into(buffer)
                 except TimeoutError:
-                    # Judged over the whole time: a shorter silence than that ends nothing.
+                    # Count the whole time, because a shorter silence than the limit must end nothing.
                     self._judge(max(time.monotonic() - began_s, left_s), 0)
                     continue
                 if moved:
@@ -69,7 +69,7 @@ class _PacedIO(io.RawIOBase):
             self._connection.settimeout(self._pace.silent_s)
 
     def _judge(self, waited_s: float, moved: int) -> None:
-        """Count bytes against the time that was waited for them; raise where it is over, and they are too few."""
+        """Count bytes against the time of waiting for them; raise if the time is over, and they are too few."""
         self._waited_s += waited_s
         self._moved += moved
         if self._waited_s < self._pace.silent_s:
@@ -90,13 +90,13 @@ class _PacedIO(io.RawIOBase):
 def paced_pool(pace: Pace, *, connect_s: float, **options: object) -> urllib3.PoolManager:
     """Return a pool whose connections keep to ``pace``; ``connect_s`` is for each address of a name, TLS included.
 
-    What is sent has as long for each piece, and goes in pieces of which the least rate brings one over in that time.
+    Requests are sent in pieces with the same time limit each, small enough for the least rate.
     """
 
     class _Response(HTTPResponse):
         def __init__(self, sock: socket.socket, *args: object, **named: object) -> None:
             super().__init__(sock, *args, **named)  # type: ignore[arg-type]
-            # Headers and body are read through ``fp`` alone, so whatever comes is judged there.
+            # Headers and body are read through ``fp`` alone, so all received bytes are judged there.
             self._paced = _PacedIO(self.fp.detach(), sock, pace)
             self.fp = io.BufferedReader(self._paced)
 
@@ -118,7 +118,7 @@ def paced_pool(pace: Pace, *, connect_s: float, **options: object) -> urllib3.Po
         ConnectionCls = _Tls  # type: ignore[mutable-override]
 
     timeout = urllib3.Timeout(connect=connect_s, read=pace.silent_s)
-    # The client sends under the time-out for connecting, which bounds one call for one piece.
+    # The client sends under the time-out for connecting, which limits one call for one piece.
     piece_bytes = max(int(pace.least_bytes_per_s * connect_s), 1 << 10)
     pool = urllib3.PoolManager(timeout=timeout, blocksize=piece_bytes, **options)  # type: ignore[arg-type]
     pool.pool_classes_by_scheme = {"http": _PlainPool, "https": _TlsPool}

@@ -2,10 +2,10 @@
 
 Errors are part of the protocol, as they are for the stores of ``fusefs``:
 
-- ``FileNotFoundError`` only where the store positively says that it has no such thing;
+- ``FileNotFoundError`` only if the store positively says that it has no such thing;
 - ``UnavailableError`` for outages and time-outs: it may be retried, here or at a mirror;
 - ``IntegrityError`` for bytes that are not those asked for: too few, or of another digest;
-- ``ConfigError`` where credentials are refused.
+- ``ConfigError`` if credentials are refused.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,7 +40,7 @@ _log = get_logger(__name__)
 _NEXT = (FileNotFoundError, UnavailableError, IntegrityError)
 """Errors after which the next store is asked; also a wrong digest, because the next may hold right bytes."""
 
-# So long a mirror that did not answer is asked last: each block would wait for it.
+# Seconds for which a mirror that did not answer is asked last, because each block would wait for it.
 AWAY_S = 60.0
 
 Result = TypeVar("Result")
@@ -48,7 +48,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class StoredManifest:
-    """A manifest or index as stored; ``data`` has ``digest``, it was compared."""
+    """A manifest or index as stored; ``data`` was compared with ``digest``."""
 
     data: bytes
     media_type: str
@@ -73,7 +73,7 @@ class ImageStore(Protocol):
         ...
 
     def blob_range(self, digest: str, offset: int, size_bytes: int) -> bytes:
-        """Return exactly ``size_bytes`` of a blob from ``offset``; their digest is the caller's to check.
+        """Return exactly ``size_bytes`` of a blob from ``offset``; the caller must check their digest.
 
         Raises:
             FileNotFoundError: There is no such blob.
@@ -95,15 +95,15 @@ class ImageStore(Protocol):
         ...
 
     def push_blob(self, blob: Descriptor, opened: Opened) -> None:
-        """Store a blob, unless it is there; it is visible whole or not at all.
+        """Store a blob, unless it is there; it becomes visible atomically.
 
         Raises:
-            IntegrityError: What ``opened`` gives is not what ``blob`` says.
+            IntegrityError: The bytes of ``opened`` do not match ``blob``.
         """
         ...
 
     def push_manifest(self, data: bytes, media_type: str, tag: str) -> str:
-        """Store a manifest under its digest, and under ``tag`` over what had it; return the digest."""
+        """Store a manifest under its digest, and under ``tag``, replacing the tag's former one; return the digest."""
         ...
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class ImageStore(Protocol):
 
 
 def checked_chunks(blob: Descriptor, chunks: Iterator[bytes], *, name: str) -> Iterator[bytes]:
-    """Pass chunks on, and raise at the end, or as soon as they are too many, if they are not ``blob``.
+    """Pass chunks on, and raise at the end, or as soon as they are too many, if they do not match ``blob``.
 
     Raises:
         IntegrityError: Size or digest differ.
@@ -144,10 +144,10 @@ def after(skip_bytes: int, chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def wanted_by_manifest() -> Iterator[None]:
-    """Raise for a blob that is missing what it is where its manifest is known: an image that is not whole.
+    """Raise the right error for a missing blob whose manifest is known: the image is incomplete.
 
     Raises:
-        IntegrityError: A store inside says that it has no such blob.
+        IntegrityError: A store inside the block says that it has no such blob.
     """
     try:
         yield
@@ -163,7 +163,7 @@ def small_blob(store: ImageStore, blob: Descriptor) -> bytes:
     """Return a whole blob that is small by nature, such as a configuration or a table of contents.
 
     Raises:
-        IntegrityError: It is larger than 64 MiB, or not what the descriptor says, or missing.
+        IntegrityError: It is larger than 64 MiB, or does not match the descriptor, or is missing.
     """
     if blob.size > MAX_SMALL_BLOB_BYTES:
         raise IntegrityError(
@@ -175,7 +175,7 @@ def small_blob(store: ImageStore, blob: Descriptor) -> bytes:
 
 
 class MirroredStore(ImageStore):
-    """Reads from mirrors in order and at last from the origin; writes to the origin alone."""
+    """Reads from mirrors in order and finally from the origin; writes only to the origin."""
 
     def __init__(
         self, origin: ImageStore, mirrors: Sequence[ImageStore], clock: Clock | None = None
@@ -192,8 +192,8 @@ class MirroredStore(ImageStore):
 
     @override
     def manifest(self, name: str) -> StoredManifest:
-        # Tags are asked of the origin first, since a mirror may lag behind it, and of the
-        # mirrors only while the origin does not answer.
+        # For tags the origin is asked first, because a mirror may lag behind it, and the mirrors only if the origin
+        # does not answer.
         by_digest = name.startswith(("sha256:", "sha512:"))
         order = self._order() if by_digest else (self._origin, *self._mirrors)
         return self._first(order, lambda store: store.manifest(name), only_outages=not by_digest)
@@ -218,7 +218,7 @@ class MirroredStore(ImageStore):
                     at += len(chunk)
                     yield chunk
             except _NEXT as error:
-                # Wrong bytes that were handed on cannot be taken back.
+                # Wrong bytes that were passed on cannot be taken back.
                 wrong = isinstance(error, IntegrityError) and at > 0
                 if number == len(order) or wrong or self._is_final(store, error):
                     raise
@@ -247,7 +247,7 @@ class MirroredStore(ImageStore):
         """Return mirrors, then the origin; last, mirrors that did not answer a moment ago."""
         now_s = self._clock.now_s()
         away = [m for m in self._mirrors if self._back_at_s.get(id(m), now_s) > now_s]
-        # Last, not left out: the origin may be the one that is gone.
+        # Last, but not left out, because the origin may be the one that is gone.
         return (*(m for m in self._mirrors if m not in away), self._origin, *away)
 
     def _is_final(self, store: ImageStore, error: Exception) -> bool:

@@ -35,19 +35,19 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistrySettings:
-    """How a registry is spoken to."""
+    """Settings of the connections to a registry."""
 
     plain_http: bool | None = None
-    """Without TLS; None: only to this machine itself."""
+    """Whether to connect without TLS; None: only to this machine itself."""
     timeout_s: float = 30.0
     """Longest silence of a connection, and longest wait for the headers of an answer."""
     least_bytes_per_s: float = 16 << 10
     """Least rate of a body, over each ``timeout_s`` of waiting: 4 MiB, the largest range, take at most 4 minutes."""
     attempts: int = 5
     give_up_s: float = 90.0
-    """No further attempt begins so long after the first; then the next mirror or tier is asked."""
+    """Seconds after the first attempt from which no further one begins; then the next mirror or tier is asked."""
     connections: int = 16
-    """Connections kept open."""
+    """Number of connections kept open."""
 
 
 class Transport:
@@ -87,9 +87,9 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         body: bytes | Opened | None = None,
     ) -> BaseHTTPResponse:
-        """Send a request once and return the answer, its body not yet read; release it when done.
+        """Send a request once and return the answer, with its body not yet read; release it when done.
 
-        ``scope`` is what a token must allow, such as ``repository:team/torch:pull``.
+        ``scope`` is the scope that a token must allow, such as ``repository:team/torch:pull``.
 
         Raises:
             FileNotFoundError: 404.
@@ -98,10 +98,10 @@ class Transport:
             IntegrityError: A range that the blob does not hold.
         """
         url, given = self._whole(url), headers or {}
-        # Only there: a storage service that the registry sends to gets no token.
+        # Only there, because a storage service that the registry redirects to must not get a token.
         known = self._authorization_of.get(scope) if self._is_ours(url) else None
         response = self._send(method, url, given, known, body)
-        # Once: an answer to a challenge that is refused is refused for a reason.
+        # Only once, because a second refusal has another reason.
         if response.status == 401 and self._is_ours(url):
             challenges = parse_challenges(response.headers.get("WWW-Authenticate", ""))
             response.drain_conn()
@@ -112,10 +112,10 @@ class Transport:
         return self._checked(response, method, url)
 
     def repeated(self, attempt: Callable[[], Result]) -> Result:
-        """Call ``attempt``, which sends a request and reads its answer, until that is whole.
+        """Call ``attempt``, which sends a request and reads its answer, until the answer is complete.
 
         Raises:
-            UnavailableError: The last attempt's, ``give_up_s`` after the first at the latest.
+            UnavailableError: The error of the last attempt, at the latest ``give_up_s`` after the first.
         """
         waits_s = tuple(backoff_s(attempts=self._settings.attempts))
         until_s = self._clock.now_s() + self._settings.give_up_s
@@ -152,7 +152,7 @@ class Transport:
                 headers=sent,
                 body=opened or (None if callable(body) else body),
                 preload_content=False,
-                # Only redirects are the library's: what is tried again, and when, is ours to say.
+                # The library handles only redirects; this class decides whether and when to try again.
                 retries=urllib3.Retry(
                     connect=0,
                     read=0,
@@ -163,7 +163,8 @@ class Transport:
                     respect_retry_after_header=False,
                 ),
             )
-        except (HTTPError, OSError, ValueError) as error:  # the last of a redirect to no URL
+        # ValueError: a redirect to a malformed URL
+        except (HTTPError, OSError, ValueError) as error:
             raise UnavailableError(
                 f"{method} {url}: {_reason(error)}; is the registry up, and is its name right?"
             ) from error
@@ -246,7 +247,7 @@ def _reason(error: Exception) -> str:
 
 
 def _complaint(response: BaseHTTPResponse) -> str:
-    """Return what a registry says of an error, shortened, and let the connection go."""
+    """Return a registry's text about an error, shortened, and release the connection."""
     try:
         text = response.read(4096).decode("utf-8", "replace").strip()
     except HTTPError:
