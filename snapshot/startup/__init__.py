@@ -1,4 +1,4 @@
-"""Stages of a start-up: events, the critical path, stragglers, what explains a difference."""
+"""Stages of a start-up: events, the critical path, stragglers, and the stage that explains a difference."""
 
 from snapshot.startup.events import stage
 

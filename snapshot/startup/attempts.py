@@ -1,7 +1,7 @@
-"""Stages of a start-up: events of many nodes joined into seconds, stragglers and bytes; two starts compared.
+"""Stages of a start-up: events of many nodes joined into seconds, stragglers and bytes; comparison of two starts.
 
-Between two barriers a job waits for the node that comes to the second last. What a start-up
-took is therefore divided along those nodes, and the parts add up to the whole.
+Between two barriers a job waits for the node that reaches the second barrier last. So the time of a start-up
+is divided along these nodes, and the parts add up to the whole.
 """
 
 from collections import defaultdict
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 BETWEEN = "(between stages)"
-"""Name for the time in which no stage runs on the node that the others wait for."""
+"""Name of the time in which no stage runs on the node that the others wait for."""
 
 _MOST_STAGES = 256
 _NS = 1e9
@@ -36,14 +36,14 @@ _SAME_S = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStage:
-    """One stage on one node, carried out by one or more processes, once or more often."""
+    """One stage on one node, run by one or more processes, once or several times."""
 
     node: str
     begin_ns: int
     end_ns: int | None
-    """``None`` while one of its runs has no end."""
+    """End of the stage; ``None`` while one of its runs has no end."""
     seconds: float | None
-    """Time in which at least one of its runs was going; ``None`` where unfinished."""
+    """Seconds in which at least one of its runs was under way; ``None`` if unfinished."""
     runs: tuple[Run, ...]
 
     @property
@@ -60,17 +60,17 @@ class Stage:
     name: str
     nodes: tuple[NodeStage, ...]
     slowest: str | None
-    """``None`` where no node ended it, as the two that follow."""
+    """Slowest node; like the next two fields, ``None`` if no node ended the stage."""
     max_s: float | None
     median_s: float | None
     path_s: float
-    """Part of the critical path."""
+    """Seconds on the critical path."""
     bytes: Mapping[str, int]
     """Bytes moved, by tier."""
 
     @property
     def unfinished(self) -> tuple[str, ...]:
-        """Nodes that began it and never ended it."""
+        """Nodes that began the stage and never ended it."""
         return tuple(each.node for each in self.nodes if each.end_ns is None)
 
     @property
@@ -88,35 +88,35 @@ class Attempt:
     begin_ns: int
     """First moment of any stage."""
     end_ns: int
-    """Last end of the first step; the last line where it was not reached."""
+    """Last end of the first step; the last line if the first step was not reached."""
     stages: tuple[Stage, ...]
-    """In the order in which the nodes, by their median, begin them."""
+    """Stages in the order in which the nodes, by their median, begin them."""
     path: tuple[PathPart, ...]
-    """From begin to end without a hole."""
+    """Parts of the critical path from begin to end, without gaps."""
     between_s: float
-    """Part of the critical path in which no stage runs on the node that the others wait for."""
+    """Seconds of the critical path in which no stage runs on the node that the others wait for."""
     reached: bool
-    """Whether all nodes that began the first step ended it, at least one."""
+    """Whether all nodes that began the first step ended it, and at least one did."""
     bytes: Mapping[str, int]
     strays: int
-    """Ends without a begin, which are left out."""
+    """Number of ends without a begin, which are left out."""
     backward: int
-    """Runs that end before they begin, counted as nothing: the clock was set back."""
+    """Number of runs that end before they begin, counted as 0 s: the clock was set back."""
 
     @property
     def seconds(self) -> float:
-        """The critical path: the parts of all stages and what lies between."""
+        """Seconds of the critical path: the parts of all stages and the gaps between them."""
         return (self.end_ns - self.begin_ns) / _NS
 
     @property
     def num_held(self) -> int:
-        """Nodes that were held: those with a stage that is not the scheduler's."""
+        """Number of nodes that were held: nodes with a stage that is not the scheduler's."""
         own = [stage for stage in self.stages if stage.name not in SCHEDULER_STAGES]
         return len({each.node for stage in own for each in stage.nodes})
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """All nodes, the writer of the queue too, n2 before n10."""
+        """All nodes, including the writer of the queue, n2 before n10."""
         return tuple(sorted({n.node for stage in self.stages for n in stage.nodes}, key=in_order))
 
 
@@ -146,13 +146,13 @@ def in_order(name: str) -> tuple[int, str]:
 
 def _attempt(key: tuple[str, int], events: Sequence[StageEvent]) -> Attempt:
     joined = runs_of(events)
-    # Times come from the clocks of many nodes. Where the files prove that those disagree it is shown, and no time
-    # is changed for it: which clock is wrong, no file says.
+    # Times come from the clocks of many nodes. If the files prove that the clocks disagree, this is reported, but
+    # no time is changed for it, because no file says which clock is wrong.
     last_ns = max(event.time_ns for event in events)
     nodes_of: defaultdict[str, list[NodeStage]] = defaultdict(list)
     for (node, name), found in joined.runs.items():
         nodes_of[name].append(_node_stage(node, found))
-    # Names that hold a number, such as a step's, would make a table of thousands of lines.
+    # Names that contain a number, such as that of a step, would make a table of thousands of lines.
     if len(nodes_of) > _MOST_STAGES:
         raise StateError(
             f"attempt {key[1]} of job {key[0]!r} has {len(nodes_of)} stages, more than "
@@ -202,7 +202,7 @@ def _stage(name: str, nodes: Sequence[NodeStage], path_s: float) -> Stage:
         nodes=tuple(nodes),
         slowest=slowest,
         max_s=None if slowest is None else took[slowest],
-        # The median, not the mean: one straggler of a thousand nodes would move that by what it lost.
+        # The median, because one straggler among a thousand nodes would shift the mean by its loss.
         median_s=median(took.values()) if took else None,
         path_s=path_s,
         bytes=_sum_bytes(run.bytes for each in nodes for run in each.runs),
@@ -214,7 +214,7 @@ def _path_s(path: Iterable[PathPart], stage: str | None) -> float:
 
 
 def _sum_bytes(of_parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Return bytes by tier, nearest first, without tiers that gave nothing."""
+    """Return bytes by tier, nearest first, without tiers that gave none."""
     total: dict[str, int] = defaultdict(int)
     for part in of_parts:
         for tier, size in part.items():
@@ -230,7 +230,7 @@ class StageDifference:
     path_before_s: float
     path_after_s: float
     changed_bytes: Mapping[str, int]
-    """Bytes after less before, by tier, where they differ."""
+    """Bytes after minus before, by tier, if they differ."""
 
     @property
     def path_s(self) -> float:
@@ -245,16 +245,16 @@ class Difference:
     before: Attempt
     after: Attempt
     stages: tuple[StageDifference, ...]
-    """Stages of either, in the order of ``after``; last what lies between stages."""
+    """Stages of both starts, in the order of ``after``; last the gaps between stages."""
 
     @property
     def seconds(self) -> float:
-        """After less before; the sum of what the stages add."""
+        """Seconds after minus before, which is the sum over the stages."""
         return self.after.seconds - self.before.seconds
 
     @property
     def ratio(self) -> float | None:
-        """After over before."""
+        """Seconds after divided by seconds before."""
         return self.after.seconds / self.before.seconds if self.before.seconds else None
 
     @property
@@ -267,7 +267,7 @@ class Difference:
 
     @property
     def explained(self) -> float | None:
-        """Part of the difference that this stage makes; above 1 where others went against it."""
+        """Share of the difference that this stage makes; above 1 if others changed in the opposite direction."""
         stage = self.explaining
         return None if stage is None else stage.path_s / self.seconds
 

@@ -57,27 +57,27 @@ class StageEvent:
     """Name of the job at the scheduler; empty if there is none."""
     node: str
     attempt: int
-    """Starts of the job before this one."""
+    """Number of starts of the job before this one."""
     stage: str
     """Stage that begins or ends: ``image``, ``environment``, ``checkpoint``."""
     event: Literal["begin", "end"]
     time_ns: int
-    """Wall clock, nanoseconds since 1970: lines of several nodes meet in one timeline."""
+    """Wall time, nanoseconds since 1970, so that lines of several nodes form one timeline."""
     bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes moved in the stage, by tier."""
     run: str = ""
-    """Pairs an end with its begin where processes of a node carry out the same stage at once."""
+    """Pairs an end with its begin if processes of a node run the same stage at the same time."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """Other facts known at the end: ``image`` and ``packages`` by digest, ``error`` of a failure."""
 
     def line(self) -> str:
         """Return the line, newline included."""
-        # The standard library's: a process writes its first lines before it loads anything else.
+        # Use the standard library, because a process writes its first lines before it loads anything else.
         return json.dumps(asdict(self), separators=(",", ":")) + "\n"
 
 
 class Tally:
-    """Counts the bytes of a stage while it runs, and notes what it worked on."""
+    """Counts the bytes of a stage while it runs, and notes its inputs."""
 
     def __init__(self) -> None:
         self.bytes: dict[str, int] = {}
@@ -96,7 +96,7 @@ class Tally:
         self.bytes[tier] = self.bytes.get(tier, 0) + size_bytes
 
     def note(self, name: str, text: str) -> None:
-        """Note what the stage worked on: ``image`` or ``packages``, a digest; cut where it is long."""
+        """Note an input of the stage: ``image`` or ``packages``, a digest; a long text is cut."""
         self.facts[name] = text[:LONGEST_NAME]
 
 
@@ -120,7 +120,7 @@ def stage(name: str, environment: Mapping[str, str] = os.environ) -> Iterator[Ta
 
 def handed_down(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables by which a process elsewhere writes lines of the same job, node and attempt."""
-    # The node's name, too: inside a container the host may have another.
+    # Include the node's name, because the host may have another name inside a container.
     known = {name: environment[name] for name in (*_JOB, *_NODE, *_ATTEMPT) if name in environment}
     return known | {_NODE[0]: _first(environment, _NODE) or socket.gethostname()}
 

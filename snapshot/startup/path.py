@@ -24,21 +24,21 @@ __all__ = ["FIRST_STEP", "SCHEDULER_STAGES", "PathPart", "critical_path", "is_me
 SCHEDULER_STAGES = ("queue", "allocation")
 """Stages before a node is held."""
 FIRST_STEP = "first_step"
-"""The stage whose end ends a start-up."""
+"""Stage whose end ends a start-up."""
 
 Span = tuple[int, int]
-"""Begin and end, nanoseconds."""
+"""Begin and end in nanoseconds."""
 Stages = Mapping[str, Sequence[Span]]
-"""When the stages of one node run, each in order and apart; meetings from where the node's last process entered."""
+"""Spans of the stages of one node, in order and disjoint; a meeting begins when the node's last process enters."""
 _Meeting = tuple[str, int]
-"""Name of its stage, and its number on a node counted from the last: the last try is the one that counts."""
+"""Name of its stage, and its number on a node counted from the end, because the last try counts."""
 
 
 class PathPart(NamedTuple):
     """A piece of the critical path."""
 
     stage: str | None
-    """``None`` where no stage ran on the node."""
+    """Stage; ``None`` if no stage ran on the node."""
     node: str
     begin_ns: int
     end_ns: int
@@ -47,9 +47,9 @@ class PathPart(NamedTuple):
 def is_meeting(stage: str) -> bool:
     """Return whether all nodes are in a stage at some moment.
 
-    Such are ``process_group``, ``first_step``, and whatever is called a barrier.
+    These stages are ``process_group``, ``first_step``, and every stage whose name ends with ``barrier``.
     """
-    # Each holds the wait for the last node to come, which is why the path may turn to another node there.
+    # Each includes the wait for the last node, so the path may turn to another node there.
     return stage in ("process_group", FIRST_STEP) or stage.endswith("barrier")
 
 
@@ -75,7 +75,7 @@ def critical_path(
     """
     nodes: defaultdict[str, dict[str, list[Span]]] = defaultdict(dict)
     for (node, stage), found in runs.items():
-        # Until its last process is there, a node is where that process still is.
+        # Until its last process enters, a node counts as in the stage of that process.
         spans = _entered if is_meeting(stage) else spans_of
         nodes[node][stage] = spans(found, last_ns)
     if not nodes:
@@ -132,7 +132,7 @@ def path_of(
     node, at_ns = last, end_ns
     walked: list[PathPart] = []
     while at_ns > begin_ns:
-        # The walk goes back only: what lies after this moment is never met again.
+        # The walk only goes back, so it never meets a later event again.
         ahead = meetings[node]
         while ahead and (ahead[-1][0] >= at_ns or ahead[-1][1] in passed):
             ahead.pop()
@@ -155,7 +155,7 @@ def path_of(
 
 
 def _meetings_of(node: Stages) -> list[tuple[int, _Meeting]]:
-    """Return when a node entered each meeting, in order."""
+    """Return the time when a node entered each meeting, in order."""
     return sorted(
         (entered_ns, (name, len(spans) - number))
         for name, spans in node.items()
@@ -165,7 +165,7 @@ def _meetings_of(node: Stages) -> list[tuple[int, _Meeting]]:
 
 
 def _taken_back(parts: list[PathPart], since_ns: int, at_ns: int) -> Iterator[PathPart]:
-    """Take from the end of a node's parts what lies between two moments, the last first; what is later goes."""
+    """Remove the parts between two moments from the end of a node's parts, the last first; later parts are dropped."""
     while parts and parts[-1].end_ns > since_ns:
         part = parts.pop()
         if part.begin_ns < at_ns:
@@ -176,7 +176,7 @@ def _taken_back(parts: list[PathPart], since_ns: int, at_ns: int) -> Iterator[Pa
 
 
 def _divided(node: str, stages: Stages, begin_ns: int, end_ns: int) -> Iterator[PathPart]:
-    """Yield whose each moment of a node is, in order; one piece for neighbours of a stage."""
+    """Yield the stage of each moment of a node, in order; adjacent pieces of one stage are joined."""
     waiting = sorted((*span, stage) for stage, spans in stages.items() for span in spans)
     inside = {t for span in waiting for t in span[:2] if begin_ns < t < end_ns}
     running: list[tuple[int, int, str]] = []
@@ -194,7 +194,7 @@ def _divided(node: str, stages: Stages, begin_ns: int, end_ns: int) -> Iterator[
 
 
 def _joined(parts: Iterable[PathPart]) -> Iterator[PathPart]:
-    """Make one piece of neighbours of the same stage and node."""
+    """Join adjacent pieces of the same stage and node."""
     for _, same in itertools.groupby(parts, key=lambda part: part[:2]):
         first, *others = same
         yield first._replace(end_ns=others[-1].end_ns) if others else first

@@ -1,4 +1,4 @@
-"""The event files of many nodes, read and paired into runs. They come from anywhere, so every size is bounded."""
+"""Event files of many nodes, read and paired into runs. They come from anywhere, so every size is limited."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ MOST_FILES = 65536
 MOST_LINE_BYTES = 64 << 10
 MOST_BYTES = 1 << 30
 MOST_EVENTS = 2_000_000
-"""5000 nodes, 26 attempts, 7 stages come to 1.8 million."""
+"""Most events; 5000 nodes with 26 attempts and 7 stages make 1.8 million."""
 
 _Name = Annotated[str, StringConstraints(max_length=LONGEST_NAME)]
 _Given = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_NAME)]
@@ -65,17 +65,17 @@ class Log:
     """All events that were found."""
 
     events: tuple[StageEvent, ...]
-    """In the order of the files and of the lines in each."""
+    """Events in the order of the files, and of the lines in each file."""
     torn: int
-    """Lines that were cut short: their writer was killed, or its disk was full."""
+    """Number of lines that were cut short: their writer was killed, or its disk was full."""
 
 
 def read_events(paths: Iterable[Path]) -> Log:
     """Read files, and the ``*.jsonl`` files at any depth of folders; each file once.
 
     Raises:
-        ConfigError: A path is not there, no regular file, or a folder without such files.
-        StateError: A line is no event or of another version, or there is more than is read.
+        ConfigError: A path does not exist, is no regular file, or is a folder without such files.
+        StateError: A line is no event or of another version, or there is more than the limit.
     """
     events: list[StageEvent] = []
     torn = read_bytes = 0
@@ -120,7 +120,7 @@ def parse_events(data: bytes, name: str) -> tuple[list[StageEvent], int]:
     """Read the lines of one file.
 
     Returns:
-        The events, and how many lines were cut.
+        The events, and the number of cut lines.
 
     Raises:
         StateError: Another line is no event, is too long, or is of another version.
@@ -134,13 +134,13 @@ def parse_events(data: bytes, name: str) -> tuple[list[StageEvent], int]:
                 f"{name}:{number}: line of {len(line)} bytes, longer than {MOST_LINE_BYTES}; "
                 "it is no file of start-up events"
             )
-        # The cut line of a killed writer, and what the next one appended to it: what is whole counts.
+        # This is the cut line of a killed writer, with the next writer's line appended: the complete part counts.
         if (begin := line.rfind(_HEAD)) > 0:
             torn += 1
             line = line[begin:]  # noqa: PLW2901 -- what is whole of it
         if not line.strip():
             continue
-        # Only the last line, which has no end, may be cut short: its writer may be at it now.
+        # Only the last line, which has no newline, may be cut short, because its writer may still be writing it.
         if number == len(lines) and not _is_json(line):
             torn += 1
             continue
@@ -181,7 +181,7 @@ def _files_of(paths: Iterable[Path]) -> Sequence[Path]:
 def _read(path: Path, left_bytes: int) -> bytes:
     try:
         with path.open("rb") as file:
-            # One byte more than is left: a file may grow while it is read, so its size says nothing.
+            # Read one byte more than is left, because a file may grow during the read, so its size is not reliable.
             data = file.read(left_bytes + 1)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
@@ -195,24 +195,24 @@ def _read(path: Path, left_bytes: int) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A stage carried out once by one process."""
+    """One run of a stage by one process."""
 
     begin_ns: int
     end_ns: int | None
-    """``None`` where no end was written: it runs on, or its process was killed."""
+    """End of the run; ``None`` if none was written: it is under way, or its process was killed."""
     bytes: Mapping[str, int] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
 
 
 class Joined(NamedTuple):
-    """The runs of one attempt, and what of its lines is none."""
+    """The runs of one attempt, and the counts of its invalid lines."""
 
     runs: dict[tuple[str, str], list[Run]]
     """Runs by node and stage, at least one each, in order of their begin."""
     strays: int
-    """Ends that no begin came before."""
+    """Number of ends without a begin before them."""
     backward: int
-    """Runs whose end was before their begin; they end when they begin."""
+    """Number of runs whose end was before their begin; they end when they begin."""
 
 
 def runs_of(events: Iterable[StageEvent]) -> Joined:
@@ -223,10 +223,10 @@ def runs_of(events: Iterable[StageEvent]) -> Joined:
     runs: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
     strays = backward = 0
     for (node, stage, run), lines in grouped.items():
-        # Events with a ``run`` come in order: one process writes them into one file. Those without are paired
-        # first to first, which leaves the time in which any run was going the same however they belong together.
+        # Events with a ``run`` are in order, because one process writes them into one file. Those without are paired
+        # first to first; however they belong together, the time in which any run was under way is the same.
         if not run:
-            # At the same moment a begin comes first: a stage may take no time.
+            # At the same moment, put the begin first, because a stage may take no time.
             lines.sort(key=lambda line: (line.time_ns, line.event))
         paired, unpaired, turned = _paired(lines)
         if paired:
@@ -267,11 +267,11 @@ def _paired(lines: Iterable[StageEvent]) -> tuple[list[Run], int, int]:
 
 
 def spans_of(runs: Iterable[Run], last_ns: int | None = None) -> list[tuple[int, int]]:
-    """Return when at least one run was going: begins and ends, in order, apart from each other.
+    """Return the spans in which at least one run was under way, in order and disjoint.
 
     Args:
-        runs: In any order.
-        last_ns: End to take for runs without one; ``None`` leaves them out.
+        runs: Runs in any order.
+        last_ns: End for runs that have none; ``None`` leaves them out.
     """
     ended = ((run.begin_ns, last_ns if run.end_ns is None else run.end_ns) for run in runs)
     spans: list[tuple[int, int]] = []
