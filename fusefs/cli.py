@@ -33,9 +33,9 @@ _VERBS = {
         "Check that every object that a manifest of STORE names is present and complete.",
     ),
 }
-"""Where each verb lies, and what ``--help`` says of it.
+"""Module of each verb, and its line in ``--help``.
 
-A mount is there sooner where what checks and copies files is not loaded.
+Modules are loaded lazily: a mount is ready sooner without the code that checks and copies files.
 """
 
 

@@ -1,4 +1,4 @@
-"""``omniload fs drop``: forget what is cached of files."""
+"""``omniload fs drop``: forget the cached bytes and attributes of files."""
 
 from contextlib import closing
 

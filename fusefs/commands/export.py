@@ -1,4 +1,4 @@
-"""``omniload fs export``: striped files as plain ones, anywhere."""
+"""``omniload fs export``: copy striped files to plain files in any place."""
 
 import json
 from contextlib import closing

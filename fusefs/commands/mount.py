@@ -1,4 +1,4 @@
-"""``omniload fs mount``: a store as a tree of files."""
+"""``omniload fs mount``: show a store as a tree of files."""
 
 import os
 import sys

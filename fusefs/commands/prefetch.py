@@ -1,4 +1,4 @@
-"""``omniload fs prefetch``: files close before they are read."""
+"""``omniload fs prefetch``: fetch files into caches before they are read."""
 
 from contextlib import closing
 from dataclasses import replace

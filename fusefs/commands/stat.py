@@ -1,4 +1,4 @@
-"""``omniload fs stat``: how a file is stored."""
+"""``omniload fs stat``: show how a file is stored."""
 
 import json
 import os

@@ -35,7 +35,7 @@ def cache_options(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def require_store(store: str | None, cache: Mapping[str, str | None]) -> None:
-    """Refuse settings of a cache where the mount has its own."""
+    """Refuse settings of a cache for a path on a mount, which has its own."""
     given = [f"--{name.replace('_', '-')}" for name, value in cache.items() if value is not None]
     if store is None and given:
         raise ConfigError(
@@ -47,7 +47,7 @@ def in_store(path: str) -> str:
     """Return a path within a store.
 
     Raises:
-        ConfigError: It leads out of it.
+        ConfigError: It leads out of the store.
     """
     try:
         return checked_path(path)
@@ -63,6 +63,6 @@ def opened(store: str, config: FilesConfig | None = None) -> StripedFiles:
 def opened_with_cache(
     store: str, *, disk_cache: str | None, capacity: str | None, config: str | None
 ) -> StripedFiles:
-    """Open the files of a store over a disk cache, as ``cache_options`` name both."""
+    """Open the files of a store over a disk cache, both given by ``cache_options``."""
     known = load_yaml(config, FilesConfig) if config is not None else FilesConfig()
     return opened(store, with_disk_cache(known, disk_cache, capacity))

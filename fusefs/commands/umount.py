@@ -1,4 +1,4 @@
-"""``omniload fs umount``: unmount, and wait for what is written."""
+"""``omniload fs umount``: unmount, and wait until everything is published."""
 
 import click
 

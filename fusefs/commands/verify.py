@@ -1,4 +1,4 @@
-"""``omniload fs verify``: whether every object that a manifest names is there and whole."""
+"""``omniload fs verify``: check that every object that a manifest names exists and is complete."""
 
 import click
 
