@@ -115,7 +115,7 @@ def encode_trace(trace: Trace) -> bytes:
         "runs": trace.runs,
     }
     lines = [json.dumps(head)]
-    # Not orjson: only this module can write names that are not UTF-8, as ASCII escapes.
+    # Not orjson, which cannot write names that are not UTF-8; json writes them as ASCII escapes.
     lines += [
         json.dumps(
             {
