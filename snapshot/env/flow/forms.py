@@ -2,9 +2,9 @@
 
 ::
 
-    held, as it was asked for    mount: kept as it is    link, copy, command: kept if no file changed
-    otherwise                    cleared, then placed: the first of the forms that this machine can
-    none of them can be had      what was held is put back, and the restore fails
+    held in the requested form    mount: kept as it is    link, copy, command: kept if no file changed
+    otherwise                     cleared, then placed in the first form that is possible on this machine
+    no form is possible           the former snapshot is put back, and the restore fails
 """
 
 import errno
