@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-# Commands import what only they need: a warm restore is over before that would be loaded.
+# Each command imports what only it needs, because a warm restore is over before that would be loaded.
 from omniload.base.cli import Verbs
 from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.log import get_logger
@@ -42,7 +42,7 @@ _Command = Callable[..., None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    """Options that say which environment and which inputs are meant."""
+    """Options that choose the environment and the inputs."""
 
     environment: Environment
     image: str
@@ -119,7 +119,7 @@ _VERBS = {
         "Take the snapshot off the environment, and bring back its earlier contents.",
     ),
 }
-"""Where each verb lies, and what ``--help`` says of it."""
+"""Module of each verb, and its line in ``--help``."""
 
 
 @click.group("env", cls=Verbs, verbs=_VERBS)
@@ -165,7 +165,7 @@ def save_command(given: _Options, url: str, byte_code: bool, words: tuple[str, .
     """  # noqa: D301 -- click's own marker
     from snapshot.env.flow.save import install_and_save  # noqa: PLC0415
 
-    # The store first: one that is not there is said before an hour of pip.
+    # Open the store first, so that a missing one is reported before an hour of pip.
     with stage("environment_save"), opened(url) as repository, shown_progress() as progress:
         manifest = install_and_save(
             given.environment,
@@ -177,7 +177,7 @@ def save_command(given: _Options, url: str, byte_code: bool, words: tuple[str, .
             progress=progress,
         )
     head = manifest.head
-    # Alone on standard output, so that a script can take it; all else goes to standard error.
+    # Alone on standard output, so that a script can read it; everything else goes to standard error.
     click.echo(head.key)
     click.echo(
         f"{counted(manifest.num_files, 'file')}, {format_bytes(manifest.raw_bytes)}, {format_bytes(head.stored_bytes)} "
@@ -236,7 +236,7 @@ def run_command(
       omniload env run 3f9a01c2 -o /mnt/envs -- python train.py
     """  # noqa: D301 -- click's own marker
     key, program = ((), words) if auto else (words[:1], words[1:])
-    # Before anything is restored: a slip of the command line must not cost an installation.
+    # Check before anything is restored, because a mistake in the command line must not cost an installation.
     if not program:
         raise ConfigError("no command to run; write it after --, such as -- torchrun train.py")
     begin = time.monotonic()
@@ -255,7 +255,7 @@ def run_command(
     ignored = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGPIPE, signal.SIGXFSZ)}
     try:
         os.execvpe(program[0], list(program), variables)  # noqa: S606 -- what the user asked for
-    except (OSError, ValueError) as error:  # ValueError: of an empty word
+    except (OSError, ValueError) as error:  # ValueError: an empty word
         for number, handler in ignored.items():
             signal.signal(number, handler)
         said = getattr(error, "strerror", None) or error
@@ -271,7 +271,7 @@ def _restored(
     form: RequestedForm,
     where: str = "after --",
 ) -> Restored:
-    """Restore by key or by what is asked for; ``where`` a command that installs is to be given."""
+    """Restore by key, or by a request; ``where`` names the place for a command that installs."""
     key, installing = ("", words) if auto else (words[0], words[1:])
     with stage("environment") as tally, shown_progress() as progress:
         restorer = Restorer(
@@ -280,13 +280,13 @@ def _restored(
         found = None
         if not auto:
             try:
-                # A whole key may be restored from the node alone, whatever its store is up to.
+                # A whole key may be restored from the node alone, whatever the state of its store.
                 if len(key) != 64:
                     with opened(url) as repository:
                         key = repository.full_key(key)
                 found = restorer.restore(key, form)
             except (UnavailableError, StoreMissingError) as error:
-                # On the node already, it was the form that could not be had: installing would not help.
+                # If the node already has the snapshot, the form was impossible, and installing would not help.
                 here = len(key) == 64 and restorer.cache.tree(key) is not None
                 if not installing or here:
                     raise
@@ -365,7 +365,7 @@ def show_command(url: str, as_json: bool, key: str | None) -> None:
 
 
 def summary_of(manifest: "Manifest") -> dict[str, Any]:
-    """Return what is worth knowing of a snapshot, ready for JSON."""
+    """Return the main facts about a snapshot, ready for JSON."""
     head = manifest.head
     created = datetime.fromtimestamp(head.created_ns / 1e9, UTC)
     return {
@@ -385,7 +385,7 @@ def summary_of(manifest: "Manifest") -> dict[str, Any]:
 
 
 def lines_of(found: dict[str, Any], *, whole: bool) -> Iterator[str]:
-    """Yield what a summary says, for people: ``whole`` or in a line."""
+    """Yield the lines of a summary for people: the ``whole`` summary, or one line."""
     raw, stored = format_bytes(found["raw_bytes"]), format_bytes(found["stored_bytes"])
     if not whole:
         key, created, command, files = (

@@ -1,4 +1,4 @@
-"""``omniload env prune``: what nobody uses goes from a node cache, what nothing names from a store."""
+"""``omniload env prune``: remove unused trees from a node cache, and packs that no snapshot names from a store."""
 
 import json
 import time
@@ -80,7 +80,7 @@ def _prune_node(unused_s: float, *, act: bool, verify: bool, as_json: bool) -> N
             click.echo(f"{each.kind} {each.name[:16]}: {outcome}{where}, {freed}")
         total = format_bytes(sum(each.freed_bytes for each in found))
         click.echo(f"{total} {'freed' if act else 'would be freed'} in {cache.folder}")
-    # Said after the rest, and by the exit code: who runs this daily by a timer looks at nothing else.
+    # Report it last, and by the exit code, because a daily timer looks at nothing else.
     if damaged := sum(each.outcome == "damaged" for each in found):
         trees = sum(each.kind == "tree" for each in found)
         raise IntegrityError(
@@ -94,7 +94,7 @@ def _prune_store(
 ) -> None:
     with opened(url) as repository:
         keys = [repository.full_key(start) for start in starts]
-        # A whole key is taken as it is, so it is not known yet whether it is there.
+        # A whole key is used as it is, so it is not known yet whether it exists.
         known = set(repository.all_keys())
         if missing := [key for key in keys if key not in known]:
             raise ConfigError(f"no snapshot {missing[0]} in {url}; omniload env show lists them")

@@ -44,9 +44,9 @@ _VERBS = {
         "Unmount an image, and write its recorded trace.",
     ),
 }
-"""Where each verb lies, and what ``--help`` says of it.
+"""Module of each verb, and its line in ``--help``.
 
-A report of a start loads nothing of registries, mounts and engines.
+A report of a start loads no code of registries, mounts and engines.
 """
 
 

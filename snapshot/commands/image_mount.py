@@ -71,7 +71,7 @@ def mount_command(
     if len(places) != wanted:
         usage = "MOUNTPOINT" if wanted == 1 else "IMAGE MOUNTPOINT"
         raise ConfigError(f"{len(places)} places given; --as {form} takes {usage}")
-    # An unset variable of a script: made absolute, it would be the folder that one stands in.
+    # The text of an unset variable; as an absolute path it would be the working directory.
     if not places[-1]:
         raise ConfigError("the mount point is an empty text; name a folder")
     mountpoint = str(Path(places[-1]).absolute())

@@ -1,4 +1,4 @@
-"""``omniload image``: run, record, prefetch: starts, and what they touch."""
+"""``omniload image``: run, record, prefetch: starts, and the bytes that they touch."""
 
 import functools
 import json
@@ -31,7 +31,7 @@ from snapshot.startup.events import stage
 
 __all__ = ["prefetch_command", "record_command", "run_command"]
 
-# Almost a year: a window is a number, and no start takes so long.
+# Almost a year, because a window must be a number, and no start takes so long.
 _UNTIL_THE_END = "30000000s"
 _Command = Callable[..., None]
 
@@ -111,7 +111,7 @@ def record_command(given: _Given, output: str | None, window: str | None) -> Non
       omniload image record registry.example:5000/team/torch:2.13 -o torch.trace -- python load.py
     """  # noqa: D301 -- click's own marker
     where = str(Path(output).absolute()) if output else AUTO
-    # Nothing is fetched ahead: when the command itself asks for what, is what is recorded.
+    # Fetch nothing ahead, because the recording needs the times at which the command itself reads.
     changed = {"record": where, "trace": None}
     sys.exit(_started(given, window or _UNTIL_THE_END, changed))
 
@@ -180,7 +180,7 @@ def prefetch_command(
 
 def _started(given: _Given, window: str, changed: dict[str, Any]) -> int:
     """Run the command; return its exit code."""
-    # Before a registry is asked: without root nothing that it says is of use.
+    # Before a registry is asked, because without root its answer is of no use.
     check_machine()
     log = given.log or os.devnull
     settings = mount_settings(given.image, "", (*given.options, f"window={window}"))
@@ -189,7 +189,7 @@ def _started(given: _Given, window: str, changed: dict[str, Any]) -> int:
         starting.enter_context(stage("image"))
         logged, known = log_of()
         binds = (*logged, *map(bind_of, given.binds))
-        # Once, and handed on: the tag may move before the mount would look.
+        # Resolve it once and pass it on, because the tag may move before the mount would look.
         with _opened(settings) as (_, image):
             start = start_of(image.config.config, given.words, (*known, *given.variables))
         settings = settings.model_copy(update={**changed, "command": start.words})

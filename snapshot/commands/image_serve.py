@@ -58,7 +58,7 @@ def serve_command(
         raise ConfigError(f"user {os.geteuid()} cannot mount for containers; run it as root")
     require_text(socket, root)
     try:
-        # gRPC is of an extra: most commands on images do without.
+        # gRPC belongs to an extra, because most commands on images do not need it.
         start_server = importlib.import_module("snapshot.engines.containerd.server").start_server
     except ModuleNotFoundError as error:
         raise missing_extra("containerd", error) from error
@@ -78,7 +78,7 @@ def serve_command(
         _log.info("ending by signal %d", number)
         ended.set()
 
-    # A signal is only noted: calls under way have their grace below.
+    # A signal is only noted, so that calls under way have the grace period below.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
     try:
@@ -95,9 +95,9 @@ def mount_template(options: tuple[str, ...]) -> ImageMount:
     """Return the settings of every mount.
 
     Raises:
-        ConfigError: An option is none, or belongs to one mount.
+        ConfigError: An option is unknown, or belongs to one mount.
     """
-    # One value for all mounts would put them at one place, or on one port.
+    # The same value for all mounts would put them at one place, or on one port.
     for key, _ in options_in(options):
         if key in _REFUSED:
             raise ConfigError(f"option {key!r} belongs to one mount, and there will be several")

@@ -1,4 +1,4 @@
-"""``omniload image``: show, convert: what is in a registry, and what can be read in parts."""
+"""``omniload image``: show, convert: the content of a registry, and the layers that can be read in parts."""
 
 import json
 from contextlib import closing

@@ -90,7 +90,7 @@ def startup_command(
     difference = None
     if against:
         olds = attempts_of(read_events(against).events)
-        # The other start may be of another job; the name counts only where it helps.
+        # The other start may be of another job, so its name counts only if it matches.
         same = [each for each in olds if each.job == chosen.job]
         difference = difference_of(_chosen(same or _of_job(olds, None), against_attempt), chosen)
     if perfetto is not None:
@@ -109,7 +109,7 @@ def startup_command(
 
 
 def _of_job(attempts: Sequence[Attempt], job: str | None) -> Sequence[Attempt]:
-    """Return the attempts of the one job that is meant."""
+    """Return the attempts of the chosen job."""
     jobs = list(dict.fromkeys(each.job for each in attempts))
     known = ", ".join(map(repr, jobs[:_SHOWN_JOBS])) + (" ..." if len(jobs) > _SHOWN_JOBS else "")
     if not jobs:
@@ -133,7 +133,7 @@ def _chosen(attempts: Sequence[Attempt], number: int | None) -> Attempt:
 
 
 def format_seconds(seconds: float | None, *, signed: bool = False) -> str:
-    """Write seconds for people; a dash where there are none."""
+    """Format seconds for people; a dash if there are none."""
     if seconds is None:
         return "-"
     digits = 2 if abs(seconds) < _SHORT_S else 1
@@ -142,7 +142,7 @@ def format_seconds(seconds: float | None, *, signed: bool = False) -> str:
 
 
 def format_moved(moved: Mapping[str, int], *, signed: bool = False) -> str:
-    """Write bytes by tier, nearest first."""
+    """Format bytes by tier, nearest first."""
     sign = "+" if signed else ""
     return (
         ", ".join(
@@ -153,7 +153,7 @@ def format_moved(moved: Mapping[str, int], *, signed: bool = False) -> str:
 
 
 def notes_of(attempt: Attempt, torn: int = 0) -> Iterator[str]:
-    """Say what a reader of the figures must know: what is missing, and what clocks may have done."""
+    """Yield notes about the figures: missing events, and possible effects of clocks."""
     for stage in attempt.stages:
         if stage.unfinished:
             yield f"{stage.name} has no end on {_some(stage.unfinished)}; it is not in its figures"
@@ -172,7 +172,7 @@ def notes_of(attempt: Attempt, torn: int = 0) -> Iterator[str]:
 
 
 def _clock_notes(attempt: Attempt) -> Iterator[str]:
-    """Say of the meeting that clocks contradict most that one node left it before another entered."""
+    """Yield a note about the meeting with the largest contradiction of clocks: a node left before another entered."""
     found = []
     for stage in attempt.stages:
         ends = [(each.end_ns, each.node) for each in stage.nodes if each.end_ns is not None]
@@ -189,7 +189,7 @@ def _clock_notes(attempt: Attempt) -> Iterator[str]:
 
 
 def verdict_of(difference: Difference) -> str:
-    """Say in a sentence which stage explains the difference."""
+    """Return a sentence that names the stage which explains the difference."""
     total, ratio = difference.seconds, difference.ratio
     stage = difference.explaining
     if stage is None:
@@ -204,7 +204,7 @@ def verdict_of(difference: Difference) -> str:
 
 
 def print_attempt(console: Console, attempt: Attempt, torn: int = 0) -> None:
-    """Print the stages of an attempt, its totals, and what to know about them."""
+    """Print the stages of an attempt, its totals, and notes about them."""
     heads = ("Stage", ">Nodes", ">Median", ">Max", "Slowest", ">Critical path", "Bytes by tier")
     table = _table(*heads)
     for stage in attempt.stages:
@@ -228,7 +228,7 @@ def print_attempt(console: Console, attempt: Attempt, torn: int = 0) -> None:
 
 
 def print_difference(console: Console, difference: Difference) -> None:
-    """Print what changed, stage by stage, and which stage explains it."""
+    """Print the changes of each stage, and the stage that explains the difference."""
     table = _table("Stage", ">Before", ">After", ">Change", "Bytes by tier")
     for each in difference.stages:
         table.add_row(
@@ -250,7 +250,7 @@ def print_difference(console: Console, difference: Difference) -> None:
 
 
 def _table(*heads: str) -> Table:
-    """Return a table; ``>`` before a head puts its column to the right."""
+    """Return a table; ``>`` before a head aligns its column to the right."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in heads:
         table.add_column(head.removeprefix(">"), justify="right" if head[0] == ">" else "left")
@@ -258,7 +258,7 @@ def _table(*heads: str) -> Table:
 
 
 def _shown(text: str) -> str:
-    """Return text that neither a terminal nor the table takes for an order, whatever a log holds."""
+    """Return text without codes for a terminal or the table, whatever a log holds."""
     return escape("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
 
 
@@ -273,7 +273,7 @@ _NS_PER_US = 1e3
 
 
 def write_trace(path: Path, attempt: Attempt) -> None:
-    """Write the trace; it is there whole or not at all.
+    """Write the trace atomically.
 
     Raises:
         ConfigError: It cannot be written.
@@ -311,7 +311,7 @@ def trace_of(attempt: Attempt) -> dict[str, Any]:
 
 
 def _lanes(attempt: Attempt, node: str) -> Iterator[tuple[int, str, Run]]:
-    """Yield the runs of a node in order of their begin, each in the first lane that is free by then."""
+    """Yield the runs of a node in order of their begin, each in the first lane that is free at that time."""
     runs = [
         (run.begin_ns, stage.name, run)
         for stage in attempt.stages
