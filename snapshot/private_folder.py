@@ -1,4 +1,4 @@
-"""Folders of a node that hold what only their user may read, and where they lie."""
+"""Folders of a node that only their user may read, and their places."""
 
 import os
 import stat
@@ -14,7 +14,7 @@ _LOG = get_logger(__name__)
 
 
 def cache_folder(kind: str, *, remedy: str) -> Path:
-    """Return where a user's cache of a kind lies where nothing else is said.
+    """Return the default folder of a user's cache of a kind.
 
     Raises:
         ConfigError: The user has no home; ``remedy`` says what to do.
@@ -27,19 +27,19 @@ def cache_folder(kind: str, *, remedy: str) -> Path:
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder that its user alone may enter, or close one that is there; return it.
+    """Make a folder that only its user may enter, or restrict an existing one; return it.
 
     Raises:
         ConfigError: It belongs to another user, or is no folder.
         OSError: It cannot be made.
     """
-    # What lies inside may be of files that others must not read, and is relied on when it is read back.
+    # The content may come from files that others must not read, and is relied on when it is read back.
     try:
-        # Folders above are made as the umask says, and never changed: they may be a disk's.
+        # Folders above are made with the umask, and never changed, because they may be those of a disk.
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError as error:
         raise ConfigError(f"{path} is no folder; name another cache") from error
-    # By its descriptor: another folder may lie at the path from one look to the next.
+    # Use its descriptor, because another folder may replace it at the path between two looks.
     held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         seen = os.fstat(held)
@@ -57,12 +57,12 @@ def private_folder(path: Path) -> Path:
 
 
 def is_own_folder(path: Path) -> bool:
-    """Return whether a folder is there and nobody but its user, or root, could have written into it."""
+    """Return whether a folder exists and nobody but its user, or root, could have written into it."""
     try:
         seen = path.stat()
     except OSError:
         return False
-    # Root may write anywhere, whoever owns a folder: what it owns is as good as one's own.
+    # Root may write anywhere, so a folder of root is as trustworthy as one's own.
     return (
         stat.S_ISDIR(seen.st_mode)
         and seen.st_uid in {0, os.geteuid()}
@@ -71,17 +71,17 @@ def is_own_folder(path: Path) -> bool:
 
 
 def readable_folder(path: Path) -> None:
-    """Make a folder, and those above it, that others may read and none may write into, whatever the umask."""
+    """Make a folder, and missing folders above, that others may read but not write, whatever the umask."""
     if path.is_dir():
         return
-    # Not by ``parents``: it gives folders above the mode that a umask of 0 leaves open to all.
+    # Not with ``parents``, which gives folders above a mode that a umask of 0 leaves open to all.
     readable_folder(path.parent)
     with suppress(FileExistsError):
         path.mkdir(mode=0o755)
 
 
 def put_file(path: Path, data: bytes = b"") -> None:
-    """Write a file that others may read and none may write, whatever the umask."""
+    """Write a file that others may read but not write, whatever the umask."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     with os.fdopen(file, "wb") as opened:
         opened.write(data)
