@@ -13,7 +13,7 @@ __all__ = ["mount"]
 
 
 def __getattr__(name: str) -> object:
-    """Load what is offered when it is asked for: a user of a store alone mounts nothing."""
+    """Load public names lazily: a user of a store alone need not load the code of mounts."""
     if name == "mount":
         from fusefs.mounts.lifecycle import mount  # noqa: PLC0415
 

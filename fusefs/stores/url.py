@@ -111,7 +111,7 @@ def check_root(store: Store, *, begin: bool = False) -> None:
 
     Args:
         store: The store.
-        begin: Make a prefix that nobody has written to, in an existing bucket: a user cannot make
+        begin: Make a prefix without any objects, in an existing bucket. A user cannot make
             one in advance except by writing.
 
     Raises:

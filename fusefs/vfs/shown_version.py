@@ -40,7 +40,7 @@ class Leads(Enum):
     HERE = auto()
     """The present inode, unchanged."""
     ANEW = auto()
-    """The same inode, which takes up what the path shows."""
+    """The same inode, which takes over the version that the path shows."""
     ELSEWHERE = auto()
     """Another inode, or none: the present one keeps its version for its open handles."""
 

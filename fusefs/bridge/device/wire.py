@@ -246,19 +246,19 @@ def init_reply(
     """Return ``fuse_init_out``."""
     return _INIT_OUT.pack(
         MAJOR,
-        # The kernel speaks what the smaller of both minors has.
+        # The kernel uses the smaller of both minor versions.
         min(minor, MINOR),
         max_readahead,
         agreed & 0xFFFFFFFF,
         max_background,
-        # From here on a mount counts as congested: the share that the kernel takes by itself.
+        # Number of requests from which a mount counts as congested: the share that the kernel itself uses.
         max(1, max_background * 3 // 4),
         max_pages << 12,
         1,  # times are whole nanoseconds
         max_pages,
         0,
         agreed >> 32,
-        1 if Init.PASSTHROUGH in agreed else 0,  # file systems that may lie below a local copy
+        1 if Init.PASSTHROUGH in agreed else 0,  # levels of file systems below a local copy
     )
 
 

@@ -56,7 +56,7 @@ class Loop:
     Args:
         terminate: Ends libfuse's session, and calls ``notify_closing``; called after ``end``.
         in_use: Returns the loop that stands in place of trio now. pyfuse3 makes one lock for the process, so the
-            lock that the first mount made has to find the loop of a later mount.
+            lock of the first mount must find the loop of a later mount.
     """
 
     def __init__(self, terminate: Callable[[], None], in_use: "Callable[[], Loop]") -> None:

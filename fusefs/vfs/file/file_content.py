@@ -296,7 +296,7 @@ class SequentialContent:
         return b""
 
     def lies_over(self, opened: OpenVersion) -> None:
-        """Do nothing, because the writer itself knows what it wrote."""
+        """Do nothing, because the writer itself knows the written bytes."""
 
     def close(self, kept: Manifest | None) -> None:
         """End after the written bytes were published."""
