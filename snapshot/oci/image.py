@@ -135,7 +135,7 @@ def resolve(store: ImageStore, name: str, platform: Platform | None = None) -> I
     """Read manifest and configuration of an image, for ``platform`` if there are several.
 
     Raises:
-        ConfigError: There is none of that name or platform, or it is an artifact.
+        ConfigError: There is no image of that name or platform, or it is an artifact.
         IntegrityError: The store's documents contradict themselves.
     """
     return fetched(store, name, platform).image()

@@ -94,7 +94,7 @@ class Snapshots:
         """Return a snapshot.
 
         Raises:
-            SnapshotMissingError: There is none of that key.
+            SnapshotMissingError: No snapshot has that key.
         """
         if (found := self.by_key.get(key)) is None:
             raise SnapshotMissingError(f"snapshot {key!r} is not here; prepare it first")
@@ -159,7 +159,7 @@ class Snapshots:
         """Make a layer of the written files, with its bytes and inodes; return it under its new name.
 
         Raises:
-            SnapshotMissingError: There is none of that key.
+            SnapshotMissingError: No snapshot has that key.
             SnapshotInUseError: It is not active.
             SnapshotExistsError: The name is taken.
             InvalidSnapshotError: The name is empty.
@@ -187,7 +187,7 @@ class Snapshots:
         """Remove a snapshot and return it.
 
         Raises:
-            SnapshotMissingError: There is none of that key.
+            SnapshotMissingError: No snapshot has that key.
             SnapshotInUseError: Another snapshot has it as its parent.
         """
         found = self.get(key)
@@ -204,7 +204,7 @@ class Snapshots:
         """Change labels: all of them, or those that ``paths`` names; return the changed snapshot.
 
         Raises:
-            SnapshotMissingError: There is none of that key.
+            SnapshotMissingError: No snapshot has that key.
             InvalidSnapshotError: A path names a field that never changes.
         """
         found = self.get(key)

@@ -31,7 +31,7 @@ __all__ = [
 
 # Largest gap between touched blocks in one request: for torch, it leaves 40 % of the requests for 3 % more bytes.
 BRIDGE_BYTES = 32 << 10
-# Files of one folder are neighbours: import torch without a trace takes 465 requests, not 1204, for 12 % more.
+# Files of one folder are neighbours: import torch without a trace takes 465 requests, not 1204, for 12 % more bytes.
 BESIDE_BYTES = 128 << 10
 # Small files are blocks of their own, so the next wanted block may be far by number and near by bytes.
 LOOK_AHEAD = 64
