@@ -311,7 +311,7 @@ def _why_none_of_first(
 
 
 def _may_give_none(mix: MixConfig, name: str, first: Records, records: int) -> bool:
-    """Tell whether a source may give nothing though its first records do, and a run would be refused for that."""
+    """Return whether a source may give no sample although its first records do, so that a run would be refused."""
     source, amount = mix.sources[name], (mix.mix.amounts or {}).get(name)
     ends = mix.mix.stop == "each_once" or (amount is not None and amount.kind == "epochs")
     if ends and source.may_end_empty:

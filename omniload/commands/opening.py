@@ -115,8 +115,7 @@ def find_sources(
     Args:
         spec: The run whose sources are found.
         file: The mix file, for messages.
-        refused: Faults of sources that must not be opened, with their lines; a fault of several sources is reported
-            once.
+        refused: Faults of sources that must not be opened, with their lines; a shared fault is reported once.
 
     Returns:
         The sources, sorted by name.
@@ -264,8 +263,8 @@ def _looked_at(
 
 
 def _gives_any(mix: MixConfig, source: SourceSpec) -> bool:
-    """Read all of a source as a run does, and tell whether a record gives a sample that rows take."""
-    from omniload.source.record_source import open_source  # noqa: PLC0415 -- it loads what few checks need
+    """Read all of a source as a run does; return whether a record gives a sample that fits a row."""
+    from omniload.source.record_source import open_source  # noqa: PLC0415 -- few checks need it
 
     opened = open_source(source)
     return gives_any(opened.read(0, opened.positions_per_epoch), mix, source.name)
@@ -274,7 +273,7 @@ def _gives_any(mix: MixConfig, source: SourceSpec) -> bool:
 def _first_of_later_files(
     source: SourceSpec, opened: OpenFormat, tags: tuple[str, ...]
 ) -> tuple[int, str]:
-    """Return from how many files records are decoded, and warnings about records in later files, or about their tags.
+    """Return the number of files with decoded records, and warnings about records in later files or about their tags.
 
     Raises:
         ConfigError: A record cannot be used, and must not be skipped.
@@ -360,9 +359,7 @@ def _first_of(config: SourceConfig, opened: OpenFormat) -> tuple[Records, str]:
 def _first_lengths(
     source: SourceSpec, record_format: Format, records: Records, path: str
 ) -> tuple[NDArray[np.integer[Any]] | None, list[str]]:
-    """Return the tokens of each usable first record after its transforms; ``None`` if unknown.
-
-    Also returns the faults, record by record, of those that give no sample. ``path`` names the file of the records.
+    """Return tokens of the usable first records of ``path``, ``None`` if unknown, and faults of those without a sample.
 
     Raises:
         ConfigError: A record cannot be used; with the policy ``skip``, no record can be used.

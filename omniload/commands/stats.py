@@ -209,7 +209,7 @@ def _sizes_of(mix: MixConfig, surveys: Sequence[Survey], looking: _Looking) -> S
     """Return what sources hold, by the documents that were looked at."""
     drawn_S = np.asarray(
         [
-            # Lengths are those of records that could be decoded; of the others there is no document.
+            # Only records that could be decoded have a length.
             mix.sources[name].share_drawn * (1 - bad / max(survey.wanted, 1))
             for name, survey, bad in zip(mix.names, surveys, looking.bad, strict=True)
         ]
@@ -291,7 +291,7 @@ def _bad_records_untold() -> Iterator[None]:
 
 
 def _refusing_none(mix: MixConfig) -> MixConfig:
-    """Return a mix that cuts documents it refuses, or leaves out those never cut: its rate is that of the others."""
+    """Return a mix that cuts or leaves out the documents that ``mix`` refuses, to know the rate of the others."""
     if mix.refusing_S is None:
         return mix
     sources = {

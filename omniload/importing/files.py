@@ -132,13 +132,13 @@ def tokenizer_folder(named: str, key: str, asked: Asked) -> Path | None:
 
 
 def tokenizer_of_texts(path: str, beside: Path, found: Imported, asked: Asked) -> JsonObject:
-    """Return the section of a tokenizer, with the tokens around texts as the tool has them; notes what is not known.
+    """Return the section of a tokenizer, with the tool's tokens around texts; note what is unknown.
 
     Args:
-        path: Of the tokenizer, as the mix file says it.
+        path: Path of the tokenizer, as written in the mix file.
         beside: Folder of the mix file.
-        found: What the tool's file came to.
-        asked: Takes the notes.
+        found: The result of reading the tool's file.
+        asked: Receives the notes.
     """
     section: JsonObject = {"type": "bpe", "path": path}
     texts = [n for n, s in found.sources.items() if holds_text(s) and "transforms" not in s]
@@ -175,7 +175,7 @@ def tokenizer_of_texts(path: str, beside: Path, found: Imported, asked: Asked) -
 
 
 def _end_token(tokenizer: Path) -> str:
-    """Return the ``eos_token`` of the settings beside a tokenizer; empty where there are none to read."""
+    """Return the ``eos_token`` of the settings next to a tokenizer; empty if there are no readable settings."""
     folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
     try:
         settings = folder / "tokenizer_config.json"

@@ -26,7 +26,7 @@ _WIDTH = 110
 
 
 Around = Literal["special", "special and eos", "eos"]
-"""Tokens around a text: those that the tokenizer itself puts there, and ``eos_token`` behind it."""
+"""Tokens around a text: the tokenizer's own special tokens, and ``eos_token`` after the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,7 +130,7 @@ def _faults_of_cursors(
         end = records if amount is None else amount.units(records)
         ends = mix.mix.stop in ("each_once", "amounts") and state.cursors_S[s] == (end, 0, 0)
         source = mix.sources[name]
-        # Of a part of the first epoch nothing need be given either, as where conditions leave out all of it.
+        # A part of the first epoch need not give a sample either, for example if conditions leave out all of it.
         ends = ends and (source.may_end_empty or end < records)
         given = position // records - (source.drawn_before is not None)
         if given > drawn and not ends:

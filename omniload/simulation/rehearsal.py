@@ -171,7 +171,7 @@ class Rehearsal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """What ends a run before its intended last step."""
+    """The error that ends a run before its intended last step."""
 
     step: int
     """The first step that does not exist."""

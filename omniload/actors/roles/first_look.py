@@ -31,7 +31,7 @@ def require_samples(source: Source, mix: MixConfig) -> None:
     """
     config, records = mix.sources[source.name], source.positions_per_epoch
     if config.shuffle.method == "full" and records > _FEW:
-        return  # all of it would be decoded first, for longer than whoever adds it waits
+        return  # decoding all of it would take longer than the user waits
     if gives_any(source.read(0, min(_FIRST, records)), mix, source.name):
         return
     if records > _FEW or config.may_end_empty:
@@ -44,7 +44,7 @@ def require_samples(source: Source, mix: MixConfig) -> None:
 
 
 def gives_any(block: SampleBlock, mix: MixConfig, name: str) -> bool:
-    """Tell whether a sample of a block would be drawn."""
+    """Return whether the run would draw any sample of a block."""
     lengths_N = block.table.lengths_N
     if (mix.sources[name].overlong or mix.pack.overlong) == "drop":
         lengths_N = lengths_N[lengths_N <= mix.pack.length]

@@ -107,7 +107,7 @@ def last_told(folder: Path, since_s: float) -> int | None:
         held = os.fstat(file.fileno())
         file.seek(max(0, held.st_size - _TAIL_BYTES))
         *_, last = [None, *(_STEP.match(line) for line in file if line.endswith(b"\n"))]
-        # By the file's own time where the line has none: that one goes back with the clock of its host.
+        # Without a time in the line, the file's own time is used, which goes back with its host's clock.
         if last is not None and float(last[2] or held.st_mtime) >= since_s:
             steps.append(int(last[1]))
     return max(steps, default=None)

@@ -83,11 +83,11 @@ class SourceSizes:
         rows_per_record_S: Sequence[float] | NDArray[np.float64] | None = None,
         samples_per_record_S: Sequence[float] | NDArray[np.float64] | float = 1.0,
     ) -> Self:
-        """Return the sizes of sources whose records are counted, and their tokens, and rows of their own, measured.
+        """Return the sizes of sources from their counted records, and their measured tokens and own rows.
 
-        A record is a sample, or none where conditions, splits or transforms leave it out; weights and amounts count
-        those that are. Where documents are joined a sample has the length that is asked for, or all of an epoch. That
-        the last of each unit is shorter is left out, as the number of units is not known here.
+        A record is a sample, or none if conditions, splits or transforms leave it out; weights and amounts count only
+        samples. Where documents are joined, a sample has the requested length, or all of an epoch. The last sample of
+        each unit is shorter, which is ignored, because the number of units is unknown here.
         """
         records_S = np.asarray(records_S, np.float64)
         tokens_S = np.asarray(tokens_per_record_S, np.float64)
@@ -95,7 +95,7 @@ class SourceSizes:
         joined = [source.concat_transform for source in mix.sources.values()]
         lengths_S = np.asarray([0 if each is None else each.tokens for each in joined])
         epoch_S = records_S * tokens_S
-        # Of a source that gave no token nothing is known, as of one whose records all give some.
+        # For a source that gave no sample, assume that each record gives one.
         per_sample_S = np.divide(tokens_S, kept_S, out=tokens_S.copy(), where=kept_S > 0)
         tokens_per_sample_S = np.where(lengths_S > 0, np.minimum(lengths_S, epoch_S), per_sample_S)
         rows_S = None
@@ -118,7 +118,7 @@ class SourceSizes:
         samples_S: NDArray[np.int64],
         epochs_S: NDArray[np.float64],
     ) -> Self:
-        """Return the sizes by what so many epochs of each source were seen to give, in tokens and in samples."""
+        """Return the sizes that follow from the tokens and samples seen in ``epochs_S`` epochs of each source."""
         sized_S = self.tokens_of(epochs_S)
         was_seen_S = (tokens_S > 0) & (sized_S > 0) & (samples_S > 0)
         times_S = np.divide(tokens_S, sized_S, out=np.ones(len(sized_S)), where=was_seen_S)
