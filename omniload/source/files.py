@@ -16,17 +16,14 @@ from omniload.base.concurrency.calls_under_way import under_way
 from omniload.base.errors import IntegrityError, OmniloadError, UnavailableError
 from omniload.base.reading import kind_of
 from omniload.base.settings.paths import unnamed
-from omniload.source.stores.asking import (
-    changed,
-    entry_of,
-    is_other,
-    no_ranges,
-    opened,
-    ranges_of,
-    stamp_of,
-    tag_of,
+from omniload.source.stores.asking import changed, is_other, no_ranges, ranges_of, stamp_of, tag_of
+from omniload.source.stores.listings import (
+    entry_lately,
+    listed_entry,
+    look_anew,
+    noted,
+    opened_lately,
 )
-from omniload.source.stores.listings import entry_lately, look_anew, noted
 
 if TYPE_CHECKING:
     import fsspec
@@ -110,7 +107,7 @@ class ShardFile:
         if self.remote is None:
             # Passed as bytes, because a name need not be UTF-8.
             return pa.OSFile(os.fsencode(self.path), "rb")
-        file = opened(self.remote, self.path) if self.kept is None else self.kept.open()
+        file = opened_lately(self.remote, self.path) if self.kept is None else self.kept.open()
         return pa.PythonFile(file, mode="r")
 
     def kept_in(self, cache: "ShardCache") -> "ShardFile":
@@ -379,7 +376,7 @@ def remote_file(
         ValueError: The path is no file; the message says what it is.
         Exception: What the store's client raises.
     """
-    entry = noted(store, path, entry_of(store, path) if entry is None else entry)
+    entry = noted(store, path, listed_entry(store, path) if entry is None else entry)
     if entry["type"] == "directory":
         raise ValueError(f"it is a folder; write a pattern such as {path}/*")
     if not is_file(entry):

@@ -115,7 +115,7 @@ def entry_of(store: "fsspec.AbstractFileSystem", path: str) -> dict[str, Any]:
     return entry
 
 
-def opened(store: "fsspec.AbstractFileSystem", path: str, **options: str) -> IO[bytes]:
+def opened(store: "fsspec.AbstractFileSystem", path: str, **options: str | int) -> IO[bytes]:
     """Open a file of a store for reading, with options of its client.
 
     Raises:

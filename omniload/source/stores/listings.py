@@ -8,16 +8,25 @@ minute, here and for listings. Then the store is asked again, once per file that
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from omniload.base.lru import Lru
-from omniload.source.stores.asking import entry_of
+from omniload.source.stores.asking import entry_of, opened
 
 if TYPE_CHECKING:
     import fsspec
 
-__all__ = ["LISTED_S", "entry_lately", "list_anew", "look_anew", "noted"]
+__all__ = [
+    "LISTED_S",
+    "entry_lately",
+    "list_anew",
+    "listed_entry",
+    "look_anew",
+    "noted",
+    "opened_lately",
+]
 
 LISTED_S = 30.0
 """Longest use of an answer. A request takes some 20 ms, and a unit takes seconds."""
@@ -25,6 +34,7 @@ LISTED_S = 30.0
 _KEEP_LISTINGS = frozenset({"s3", "gs", "abfs"})
 """Protocols of clients that cache listings for ever; other clients ask each time."""
 _MOST_FILES = 1 << 16
+_MOST_FOLDERS = 64
 
 
 @dataclass(slots=True)
@@ -33,16 +43,23 @@ class _Kept:
 
     listed_s: float = -LISTED_S
     seen: Lru[str, tuple[float, dict[str, Any]]] = field(default_factory=lambda: Lru(_MOST_FILES))
+    folders: Lru[str, tuple[object, Mapping[str, dict[str, Any]]]] = field(
+        default_factory=lambda: Lru(_MOST_FOLDERS)
+    )
+    """Of folders: the client's listing of each, and its entries by name."""
 
 
 _lock = threading.Lock()
 _of_store: dict[int, _Kept] = {}
 
 
+def _protocols_of(store: "fsspec.AbstractFileSystem") -> set[str]:
+    return {store.protocol} if isinstance(store.protocol, str) else {*store.protocol}
+
+
 def _kept_of(store: "fsspec.AbstractFileSystem") -> _Kept | None:
-    """Return the knowledge of a store; ``None`` if its client does not cache listings for ever."""
-    protocols = {store.protocol} if isinstance(store.protocol, str) else {*store.protocol}
-    if not protocols & _KEEP_LISTINGS:
+    """Return what is known of a store; ``None`` where its client keeps no listing for good."""
+    if not _protocols_of(store) & _KEEP_LISTINGS:
         return None
     with _lock:
         # By the client's identity, because a client with the same settings compares equal, but has its own listings.
@@ -58,6 +75,29 @@ def list_anew(store: "fsspec.AbstractFileSystem") -> None:
     if kept is not None and now_s - kept.listed_s >= LISTED_S:
         kept.listed_s = now_s
         store.invalidate_cache()
+
+
+def listed_entry(store: "fsspec.AbstractFileSystem", path: str) -> dict[str, Any]:
+    """Return what a store says of a path: what the listing says that its client holds of the folder, where it has one.
+
+    The client would answer from it too, and go through all of it for each path: of 28,000 files in minutes.
+
+    Raises:
+        FileNotFoundError: Nothing is there.
+        Exception: What else the store's client raises.
+    """
+    kept, (folder, _, _) = _kept_of(store), path.rpartition("/")
+    listing = None if kept is None else getattr(store, "dircache", {}).get(folder)
+    if kept is None or listing is None:
+        if kept is not None:
+            kept.folders.pop(folder)
+        return entry_of(store, path)
+    held = kept.folders.get(folder)
+    # By the listing itself: one that the client made since is another.
+    if held is None or held[0] is not listing:
+        held = listing, {each["name"]: each for each in listing if each["type"] == "file"}
+        kept.folders.put(folder, held, 1)
+    return held[1].get(path) or entry_of(store, path)
 
 
 def noted(store: "fsspec.AbstractFileSystem", path: str, entry: dict[str, Any]) -> dict[str, Any]:
@@ -86,6 +126,24 @@ def entry_lately(store: "fsspec.AbstractFileSystem", path: str) -> dict[str, Any
     entry = entry_of(store, path)
     kept.seen.put(path, (now_s, entry), 1)
     return entry
+
+
+def opened_lately(store: "fsspec.AbstractFileSystem", path: str) -> IO[bytes]:
+    """Open a file of a store for reading.
+
+    A client of S3 is given what is known of it: it would ask once more, or go through its listing of the folder, and
+    refuses bytes of another version than that is of.
+
+    Raises:
+        FileNotFoundError: Nothing is there.
+        Exception: What else the store's client raises.
+    """
+    if "s3" not in _protocols_of(store):
+        return opened(store, path)
+    entry = entry_lately(store, path)
+    file = opened(store, path, size=entry["size"])
+    file.details = entry  # type: ignore[attr-defined]  # every file of fsspec has it
+    return file
 
 
 def look_anew(store: "fsspec.AbstractFileSystem", path: str) -> None:

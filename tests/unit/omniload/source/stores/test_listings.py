@@ -2,15 +2,25 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import fsspec
 import pyarrow as pa
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from omniload.base.errors import IntegrityError
 from omniload.source.files import reading, remote_file
 from omniload.source.stores import listings
-from omniload.source.stores.listings import LISTED_S, entry_lately, list_anew, look_anew, noted
+from omniload.source.stores.listings import (
+    LISTED_S,
+    entry_lately,
+    list_anew,
+    listed_entry,
+    look_anew,
+    noted,
+    opened_lately,
+)
 
 
 class Store(fsspec.AbstractFileSystem):
@@ -188,3 +198,65 @@ def test_a_store_that_nobody_has_is_let_go_of():
     gc.collect()
 
     assert there() is None
+
+
+class Bucket(MemoryFileSystem):
+    """A store whose client goes through all that it has listed of a folder for each path, as that of S3 does."""
+
+    protocol = "s3"
+    cachable = False
+    store, pseudo_dirs = {}, [""]
+
+    def __init__(self, files):
+        super().__init__()
+        self.looks, self.told = 0, []
+        listing = [
+            {"name": f"bucket/{i}", "type": "file", "size": 1, "etag": f"{i}"} for i in range(files)
+        ]
+        self.dircache["bucket"] = listing
+
+    def info(self, path, **_):
+        self.looks += 1
+        return next(each for each in self.dircache["bucket"] if each["name"] == path)
+
+    def open(self, path, mode="rb", *, size=None):
+        self.told.append((path, size))
+        return SimpleNamespace(details=None)
+
+    def invalidate_cache(self, path=None):
+        pass
+
+
+def test_files_of_a_folder_are_found_in_its_listing_without_going_through_it_for_each():
+    bucket = Bucket(files=1_000)
+
+    found = [listed_entry(bucket, f"bucket/{i}") for i in range(1_000)]
+
+    assert [each["etag"] for each in found] == [f"{i}" for i in range(1_000)]
+    assert bucket.looks == 0
+
+
+def test_another_listing_of_a_folder_is_looked_at_anew():
+    bucket = Bucket(files=2)
+    listed_entry(bucket, "bucket/1")
+    bucket.dircache["bucket"] = [{"name": "bucket/1", "type": "file", "size": 1, "etag": "new"}]
+
+    assert listed_entry(bucket, "bucket/1")["etag"] == "new"
+
+
+def test_a_folder_in_a_listing_is_left_to_the_client():
+    bucket = Bucket(files=0)
+    bucket.dircache["bucket"] = [{"name": "bucket/a", "type": "directory", "size": 0}]
+
+    assert listed_entry(bucket, "bucket/a")["type"] == "directory"
+    assert bucket.looks == 1
+
+
+def test_a_file_of_s3_is_opened_with_what_is_known_of_it():
+    bucket = Bucket(files=2)
+    noted(bucket, "bucket/1", listed_entry(bucket, "bucket/1"))
+
+    opened = opened_lately(bucket, "bucket/1")
+
+    assert (bucket.told, bucket.looks) == ([("bucket/1", 1)], 0)
+    assert opened.details["etag"] == "1"
