@@ -8,13 +8,12 @@ by one of the same size *and* time is not noticed until the index is deleted.
 """
 
 import hashlib
-import math
 import os
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MethodType
@@ -25,16 +24,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from omniload.base.concurrency.calls_under_way import under_way
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.log import get_logger
 from omniload.base.reading import open_file
 from omniload.base.writing import FULL, free_in, write_whole
-from omniload.source.files import Known, ShardFile, reading
+from omniload.source.files import ShardFile, reading
+from omniload.source.formats.content import HeldContent
 from omniload.source.formats.format import MAX_UNIT_RECORDS, UnitTable
 from omniload.source.parsing.beginnings import codec_of, said_of_shard
-from omniload.source.stores.asking import rewritten
 
 __all__ = [
     "INDEX_VERSION",
@@ -66,8 +64,7 @@ _SCHEMA = pa.schema(
 """One row per shard. A zip of eleven arrays took four times as long to read, for each of 1,000 sources."""
 
 _READERS, _HEAD_BYTES = 8, 64
-_REST, _AT_ONCE, _RAREST, _LONGEST_S = 100.0, 4, 4, 43_200.0
-"""After the n-th check of a shard's content, pause for its time, times 100 to the n - 4; half a day at most."""
+_KEEP_EVERY_S, _SAID_EVERY_S = 60.0, 10.0
 _log = get_logger(__name__)
 _NO_HOME = Path("~")
 _told: set[tuple[Path, int | None]] = set()
@@ -182,27 +179,29 @@ def index_of(
         OmniloadError: What ``build`` raises, for the first damaged file.
     """
     kept = _load(cache.path(kind)) if cache else {}
-    missing = [file for file in files if key_of_file(file) not in kept or file.path in anew]
-    built: dict[str, FileUnits] = {}
+    known = {file.path: unit for file in files if (unit := kept.get(key_of_file(file))) is not None}
+    missing = [file for file in files if file.path not in known or file.path in anew]
     find = partial(_units_of, build=build, unpacks=unpacks)
-    if len(missing) == 1:  # else a thousand sources of one file each would start a thousand threads
-        built = {missing[0].path: find(missing[0])}
+
+    def keep(found: Mapping[str, FileUnits]) -> None:
+        if cache is not None:
+            # Of these files alone: else an index would grow by every shard that there ever was.
+            of_these = [file for file in files if file.path in found]
+            _save(cache.path(kind), of_these, [found[file.path] for file in of_these])
+
+    if len(missing) == 1:  # of a thousand sources of one file, a thousand threads would be started
+        known[missing[0].path] = find(missing[0])
     elif missing:
-        with DaemonPool(min(_READERS, len(missing)), "omniload-index", reads=True) as pool:
-            found = pool.map(find, missing)
-        built = dict(zip((file.path for file in missing), found, strict=True))
-    # Checked before an order takes memory in proportion to the count; a damaged head may claim any count.
-    for path, unit in built.items():
-        _require_records(path, unit.rows)
-    units = [built.get(file.path) or kept[key_of_file(file)] for file in files]
-    if cache and missing:
-        # Only these files, because otherwise an index would grow by every shard that ever existed.
-        _save(cache.path(kind), files, units)
-    # Weak, because otherwise a format and its files would keep each other, and open files, until a garbage collection.
+        what = f"sources.{cache.source}" if cache is not None else missing[0].path
+        _find_all(missing, find, known, keep, what)
+    if missing:
+        keep(known)
+    units = [known[file.path] for file in files]
+    # Weak: a format and its files would hold each other, and what is open, until garbage is looked for.
     again = WeakMethod(build) if isinstance(build, MethodType) else lambda: build
     for file, unit in zip(files, units, strict=True):
         if file.remote is None and unit.content:
-            file.known.require_same = _Content(unit.content, again)
+            file.known.require_same = HeldContent(unit.content, again)
     counts = [len(unit.rows) for unit in units]
     return UnitTable(
         rows_U=_joined([unit.rows for unit in units]),
@@ -214,51 +213,41 @@ def index_of(
     )
 
 
-class _Content:
-    """The content of a local shard when its units were found. It is read again if the time of change differs.
+def _find_all(
+    missing: Sequence[ShardFile],
+    find: Callable[[ShardFile], FileUnits],
+    known: dict[str, FileUnits],
+    keep: Callable[[Mapping[str, FileUnits]], None],
+    what: str,
+) -> None:
+    """Find the units of several files, and add them to what is known by their paths.
 
-    A new mode, owner, name or link changes that time, too, but no byte. The inode is not compared: FUSE may make it up
-    for as long as it remembers a file. A file that is renamed into place has a new time of change.
+    They are kept on the way, and where it ends before: of compressed lines each byte is read, which takes hours where
+    they are terabytes, and whoever was stopped there, or had one damaged file, goes on with the rest.
     """
+    said_s = kept_s = time.monotonic()
+    ended = 0
 
-    __slots__ = ("_content", "_due_s", "_find", "_looks", "_times")
+    def add(file: ShardFile) -> None:
+        known[file.path] = find(file)
 
-    def __init__(self, content: str, find: "Callable[[], _Find | None]") -> None:
-        self._content, self._find = content, find  # which returns None once nothing uses the units
-        self._times: list[str] | None = None  # as in the file's mark, which is not stored twice
-        self._due_s, self._looks = -math.inf, 0
+    def advance(more: int) -> None:
+        nonlocal ended, said_s, kept_s
+        ended += more
+        now_s = time.monotonic()
+        if now_s - said_s > _SAID_EVERY_S:
+            said_s = now_s
+            _log.info("%s: found the units of %d of %d shards", what, ended, len(missing))
+        if now_s - kept_s > _KEEP_EVERY_S:
+            keep(known.copy())
+            kept_s = time.monotonic()
 
-    def __call__(self, file: ShardFile, marks: Sequence[str]) -> None:
-        """Raise if the content differs; see ``Known``. Raises like ``ShardFile.require_unchanged``."""
-        times = _times_of(marks)
-        then = self._times or _times_of([each.mark for each in (*file.beside, file)])
-        find = self._find()
-        if find is None or times == then or (begin_s := time.monotonic()) < self._due_s:
-            return
-        # Without ``known``, as at the first look, so that kept entry points stay those of this shard.
-        looked_at = replace(file, known=Known())
-        with under_way(f"looks at what {file.path} holds"):
-            try:
-                content = find(looked_at).content
-            except (IntegrityError, ConfigError) as error:
-                looked_at.require_unchanged()  # its message is better if the size has changed
-                if isinstance(error.__cause__, MemoryError):
-                    raise  # memory is short because of other readers; this says nothing of the file
-                content = ""
-        if content != self._content:
-            changes = zip((*file.beside, file), then, times, strict=True)
-            each, since = [(each, now) for each, before, now in changes if before != now][-1]
-            raise rewritten(each.path, each.size_bytes, since)
-        _log.info("%s: its time of change is another, and it holds what it held", file.path)
-        end_s, self._times, self._looks = time.monotonic(), times, self._looks + 1
-        # If the time of change means nothing, as on file systems that make it up, checks become rare but never stop.
-        rest_s = (end_s - begin_s) * _REST ** min(self._looks - _AT_ONCE, _RAREST)
-        self._due_s = end_s + min(rest_s, max(_LONGEST_S, (end_s - begin_s) * _REST))
-
-
-def _times_of(marks: Sequence[str]) -> list[str]:
-    """Return the times of change from marks of local files."""
-    return [mark.rpartition("/")[2] for mark in marks]
+    try:
+        with DaemonPool(min(_READERS, len(missing)), "omniload-index", reads=True) as pool:
+            pool.map(add, missing, advance=advance)
+    except BaseException:
+        keep(known.copy())
+        raise
 
 
 def _units_of(
@@ -267,11 +256,12 @@ def _units_of(
     """Find the units of a file. A sound file of another type is reported as such, not as damaged.
 
     Raises:
-        IntegrityError: The file is sound, but has another type.
+        ConfigError: A unit claims more records than any may hold.
+        IntegrityError: It is sound, and none of its type.
         OmniloadError: What ``build`` raises.
     """
     try:
-        return build(file)
+        units = build(file)
     except IntegrityError as error:
         with reading(file, "its first bytes"):
             head = file.read_range(0, min(_HEAD_BYTES, file.size_bytes))
@@ -279,10 +269,12 @@ def _units_of(
         if not said:
             raise
         raise IntegrityError(f"{file.path}: {said}") from error
+    # Before an order is made of them, which takes memory by the count: a damaged head may claim any.
+    _require_records(file.path, units.rows)
+    return units
 
 
 _Key = tuple[str, str, str, int]
-_Find = Callable[[ShardFile], FileUnits]
 
 
 def key_of_file(file: ShardFile) -> _Key:

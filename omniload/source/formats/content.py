@@ -7,19 +7,28 @@ between them is not noticed.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import xxhash
 
-from omniload.base.errors import IntegrityError
-from omniload.source.files import ShardFile
+from omniload.base.concurrency.calls_under_way import under_way
+from omniload.base.errors import ConfigError, IntegrityError
+from omniload.base.log import get_logger
+from omniload.source.files import Known, ShardFile
+from omniload.source.stores.asking import rewritten
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
+    from omniload.source.index import FileUnits
+
 __all__ = [
+    "HeldContent",
     "digest_of",
     "digest_of_ranges",
     "digest_of_read",
@@ -29,9 +38,12 @@ __all__ = [
     "parquet_ranges",
 ]
 
+_log = get_logger(__name__)
 _SAMPLE_BYTES = 8 << 10
 """Bytes of one range."""
 _SAMPLES = 8
+_REST, _AT_ONCE, _RAREST, _LONGEST_S = 100.0, 4, 4, 43_200.0
+"""Behind the n-th look at what a shard holds passes its time, times 100 to the n - 4, at most half a day."""
 _TAIL_BYTES = 8
 """Length of the end of a Parquet file, which is the length of the footer and the magic."""
 
@@ -136,3 +148,52 @@ def digest_of_texts(texts: Iterable[str]) -> str:
     # Names need not be UTF-8.
     lines = "\n".join(texts).encode(errors="surrogateescape")
     return hashlib.blake2b(lines, digest_size=8).hexdigest()
+
+
+class HeldContent:
+    """What a local shard held when its units were found: looked at anew where its time of change is another.
+
+    Another mode, owner, name or link changes that time too, and no byte. Not by the inode: where one is made up for
+    as long as a file is remembered, as by FUSE, it says nothing, and what is renamed into a place was changed then.
+    """
+
+    __slots__ = ("_content", "_due_s", "_find", "_looks", "_times")
+
+    def __init__(
+        self, content: str, find: Callable[[], Callable[[ShardFile], "FileUnits"] | None]
+    ) -> None:
+        self._content, self._find = content, find  # which gives none once nobody reads by the units
+        self._times: list[str] | None = None  # as the file's mark says, which is not held twice
+        self._due_s, self._looks = -math.inf, 0
+
+    def __call__(self, file: ShardFile, marks: Sequence[str]) -> None:
+        """Refuse other content; see ``Known``. Raises as ``ShardFile.require_unchanged``."""
+        times = _times_of(marks)
+        then = self._times or _times_of([each.mark for each in (*file.beside, file)])
+        find = self._find()
+        if find is None or times == then or (begin_s := time.monotonic()) < self._due_s:
+            return
+        # As it was found: what is kept of places in it stays that of this shard.
+        looked_at = replace(file, known=Known())
+        with under_way(f"looks at what {file.path} holds"):
+            try:
+                content = find(looked_at).content
+            except (IntegrityError, ConfigError) as error:
+                looked_at.require_unchanged()  # which says more, where its size is another by now
+                if isinstance(error.__cause__, MemoryError):
+                    raise  # as of a reader of somebody else's; it says nothing of the file
+                content = ""
+        if content != self._content:
+            changes = zip((*file.beside, file), then, times, strict=True)
+            each, since = [(each, now) for each, before, now in changes if before != now][-1]
+            raise rewritten(each.path, each.size_bytes, since)
+        _log.info("%s: its time of change is another, and it holds what it held", file.path)
+        end_s, self._times, self._looks = time.monotonic(), times, self._looks + 1
+        # Where that time says nothing, as of file systems that make it up, looks are fewer, and never none.
+        rest_s = (end_s - begin_s) * _REST ** min(self._looks - _AT_ONCE, _RAREST)
+        self._due_s = end_s + min(rest_s, max(_LONGEST_S, (end_s - begin_s) * _REST))
+
+
+def _times_of(marks: Sequence[str]) -> list[str]:
+    """Return the times of change of marks of local files."""
+    return [mark.rpartition("/")[2] for mark in marks]

@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -255,6 +256,48 @@ def test_a_fault_of_one_file_is_raised(folder):
 
     with pytest.raises(ConfigError, match=r"a\.x: wrong"):
         index_of(find_files(["*.x"], folder, source="web"), build, kind="k", cache=None)
+
+
+def test_what_was_found_beside_a_damaged_file_is_kept(folder):
+    kept = IndexCache(folder=folder / "cache", source="web")
+    files, builder = find_files(["*.x"], folder, source="web"), Builder()
+
+    def build(file):
+        if file.path.endswith("b.x"):
+            raise ConfigError(f"{file.path}: wrong")
+        return builder(file)
+
+    with pytest.raises(ConfigError, match=r"b\.x: wrong"):
+        index_of(files, build, kind="k", cache=kept)
+    mended = Builder()
+    table = index_of(files, mended, kind="k", cache=kept)
+
+    assert sorted(builder.built) == ["a.x", "c.x"]
+    assert mended.built == ["b.x"]
+    assert table.shards_U.tolist() == [0, 0, 2, 2, 2]
+
+
+def test_whoever_is_killed_on_the_way_finds_most_of_it_kept(folder, monkeypatch, caplog):
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(index, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    kept = IndexCache(folder=folder / "cache", source="web")
+    files, builder, begun, looked = find_files(["*.x"], folder, source="web"), Builder(), [], []
+
+    def build(file):
+        begun.append(file.path)
+        if len(begun) == 2:
+            # A while passes: the first is kept before the second has ended.
+            clock.now_s += 61.0
+            while not kept.path("k").exists():
+                threading.Event().wait(0.001)
+            looked.append(stored_in(kept.path("k"))["path"].to_pylist())
+        return builder(file)
+
+    with caplog.at_level(logging.INFO):
+        index_of(files, build, kind="k", cache=kept)
+
+    assert looked == [[begun[0].encode()]]
+    assert "sources.web: found the units of 1 of 3 shards" in caplog.messages
 
 
 def test_indexes_lie_in_the_users_cache_a_folder_for_every_mix_file(tmp_path, monkeypatch):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from omniload.base.errors import ConfigError, IntegrityError, UnavailableError
-from omniload.source import index
 from omniload.source.files import reading
+from omniload.source.formats import content
 from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.patterns import find_files
 
@@ -49,7 +49,7 @@ class Builder:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(index, "time", SimpleNamespace(monotonic=made.monotonic))
+    monkeypatch.setattr(content, "time", SimpleNamespace(monotonic=made.monotonic))
     return made
 
 
