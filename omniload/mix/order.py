@@ -27,6 +27,7 @@ Shape suffixes:
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -169,10 +170,19 @@ class Order:
         return replace(span, offset=0, start=start, stop=start + count)
 
     def number_in_shard(self, unit: int, row: int) -> int:
-        """Return the number of a row of a unit within its shard, from 0."""
-        shard = self._shards_U[np.searchsorted(self._units_U, unit)]
-        before = self._units_U[(self._shards_U == shard) & (self._units_U < unit)]
-        return int(self._rows_of_unit[before].sum()) + row
+        """Return which record of its shard a row of a unit is, from 0."""
+        return int(self._before_U[np.searchsorted(self._units_U, unit)]) + row
+
+    @cached_property
+    def _before_U(self) -> NDArray[np.int64]:
+        """Rows of its shard before each unit with rows."""
+        # Worked out once: an audit asks for each of 16,000 documents of a step, and units may be a million.
+        by_shard = np.argsort(self._shards_U, kind="stable")
+        shards_U, rows_U = self._shards_U[by_shard], self._rows_of_unit[self._units_U[by_shard]]
+        behind_U = np.cumsum(rows_U) - rows_U
+        before_U = np.empty_like(behind_U)
+        before_U[by_shard] = behind_U - behind_U[np.searchsorted(shards_U, shards_U)]
+        return before_U
 
     def block_of(self, epoch: int, block: int) -> BlockOrder:
         """Return the units and the row order of a block; the last block that was asked for is kept.

@@ -39,6 +39,19 @@ def test_a_record_is_numbered_within_its_shard_whatever_the_units():
     assert order.number_in_shard(4, 0) == 4
 
 
+def test_a_record_is_told_by_its_number_in_its_shard_where_units_of_shards_lie_among_each_other():
+    rng = np.random.default_rng(0)
+    rows_U, shards_U = rng.integers(0, 5, 200), rng.integers(0, 7, 200)
+    order = Order(rows_U, shards_U, seed=1, source="web", shuffle=ShuffleConfig())
+    filled = np.flatnonzero(rows_U)
+
+    numbers = [order.number_in_shard(unit, 1) for unit in filled]
+
+    assert numbers == [
+        1 + rows_U[(shards_U == shards_U[unit]) & (np.arange(200) < unit)].sum() for unit in filled
+    ]
+
+
 def test_shuffling_shards_keeps_the_order_inside_a_shard():
     order = an_order(shuffle=ShuffleConfig(method="shards"))
 
