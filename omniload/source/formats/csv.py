@@ -40,7 +40,7 @@ from omniload.source.parsing.compressed import (
     stream_of,
 )
 from omniload.source.parsing.conditions import kept_records, value_of_text
-from omniload.source.parsing.cutting import byte_ranges, whole_shard
+from omniload.source.parsing.cutting import byte_ranges, cuts, whole_shard
 from omniload.source.parsing.table_records import with_others
 from omniload.source.parsing.token_lists import RowsAt, row_at, said_of_choice
 from omniload.source.patterns import FileNames
@@ -235,8 +235,9 @@ class CsvFormat(IndexedFormat):
             self._require_columns(file, int(ends[0]))
         start, ends, content = int(ends[0]), ends[1:], digest.hexdigest()
         if plain:
-            return byte_ranges(file, start, ends, unit_bytes=self._config.unit, content=content)
-        # Up to the last byte, because blank lines may follow the last row.
+            found = cuts([ends - start], self._config.unit)
+            return byte_ranges(file, start, found, content=content)
+        # Up to its last byte, behind which blank lines may lie.
         return whole_shard(file, start, rows.at, rows=len(ends), content=content)
 
     def _require_columns(self, file: ShardFile, stop: int) -> None:

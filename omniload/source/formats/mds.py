@@ -164,9 +164,12 @@ class MdsFormat(IndexedFormat):
             content = digest_of_ranges(file, even_ranges(file.size_bytes))
         # A compressed shard is decompressed completely, whatever part of it is read.
         unit_bytes = self._config.unit if whole is None else MAX_UNIT_BYTES
-        found = cuts(offsets[1:] - offsets[0], unit_bytes)
-        require_sizes(file, offsets[found[1:]] - offsets[found[:-1]])
-        return FileUnits(rows=np.diff(found), starts=found[:-1], stops=found[1:], content=content)
+        found = cuts([offsets[1:] - offsets[0]], unit_bytes)
+        require_sizes(file, found.stops_U - found.starts_U)
+        records_U = found.records_U
+        return FileUnits(
+            rows=np.diff(records_U), starts=records_U[:-1], stops=records_U[1:], content=content
+        )
 
 
 def _decompressed(file: ShardFile, described: MdsShard) -> bytes | None:

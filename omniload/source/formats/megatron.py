@@ -3,7 +3,7 @@
 A document is a range of sequences. Sequences lie end to end, so a document is also a range of bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,9 @@ from omniload.source.parsing.token_lists import RowsAt, id_records
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "MegatronFormat"]
+
+_AT_ONCE = 1 << 20
+"""Numbers of an index that are looked at together."""
 
 
 class MegatronFormat(IndexedFormat):
@@ -72,14 +75,17 @@ class MegatronFormat(IndexedFormat):
         (index,) = file.beside
         with reading(file, "its index"):
             head = idx_head(index)
-            ends = _document_ends(file, index, head)
+            _require_sequences(file, index, head)
+            found = cuts(_document_ends(file, index, head), self._unit_bytes)
             content = digest_of_ranges(index, even_ranges(index.size_bytes))
             # The digest covers both files, because other ids may belong to the same index.
             if file.size_bytes:
                 content += digest_of_ranges(file, even_ranges(file.size_bytes))
-        found = cuts(ends, self._unit_bytes)
-        require_sizes(file, np.diff(np.concatenate(([0], ends[found[1:] - 1]))))
-        return FileUnits(rows=np.diff(found), starts=found[:-1], stops=found[1:], content=content)
+        require_sizes(file, found.stops_U - found.starts_U)
+        records_U = found.records_U
+        return FileUnits(
+            rows=np.diff(records_U), starts=records_U[:-1], stops=records_U[1:], content=content
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,50 +107,82 @@ def _array(index: ShardFile, at: int, count: int, dtype: str) -> NDArray[np.int6
     return np.frombuffer(data, dtype).astype(np.int64)
 
 
-def _document_ends(file: ShardFile, index: ShardFile, head: IdxHead) -> NDArray[np.int64]:
-    """Return the end of each document in bytes, after a check of the whole index.
+def _parts(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Cut numbers of an index into parts: columns of a thousand million documents would take 8 GB each."""
+    return ((first, min(first + _AT_ONCE, stop)) for first in range(start, stop, _AT_ONCE))
+
+
+def _require_sequences(file: ShardFile, index: ShardFile, head: IdxHead) -> None:
+    """Look at the length of every sequence and at where it starts.
 
     Raises:
-        IntegrityError: A number leads out of the ``.bin``, or a document does not begin at the end of the one before.
+        IntegrityError: One is not where the one before ends, or all of them end elsewhere than the ``.bin``.
     """
-    lengths = _array(index, HEAD_BYTES, head.sequences, "<i4")
-    _refuse(index, lengths < 0, lengths, "sequence {} has the length {}")
-    starts = offsets_of(lengths) * head.dtype.itemsize
-    pointers = _array(index, head.pointers_at, head.sequences, "<i8")
-    _refuse(
-        index,
-        pointers != starts[:-1],
-        pointers,
-        "sequence {} starts at byte {}, not where the one before ends",
-    )
-    if starts[-1] != file.size_bytes:
+    end = 0
+    for first, stop in _parts(0, head.sequences):
+        lengths = _array(index, HEAD_BYTES + 4 * first, stop - first, "<i4")
+        _refuse(index, lengths < 0, lengths, "sequence {} has the length {}", first)
+        starts = end + offsets_of(lengths) * head.dtype.itemsize
+        pointers = _array(index, head.pointers_at + 8 * first, stop - first, "<i8")
+        _refuse(
+            index,
+            pointers != starts[:-1],
+            pointers,
+            "sequence {} starts at byte {}, not where the one before ends",
+            first,
+        )
+        end = int(starts[-1])
+    if end != file.size_bytes:
         raise IntegrityError(
-            f"{file.path}: holds {file.size_bytes} bytes; its index {index.path} tells of {starts[-1]}: one of them is "
+            f"{file.path}: holds {file.size_bytes} bytes; its index {index.path} tells of {end}: one of them is "
             "cut short or of another data set, replace them"
         )
-    documents = _array(index, head.documents_at, head.boundaries, "<i8")
-    outside = (documents < 0) | (documents > head.sequences)
-    _refuse(index, outside, documents, f"document {{}} starts at sequence {{}} of {head.sequences}")
-    _refuse(
-        index,
-        np.diff(documents, prepend=0) < 0,
-        documents,
-        "document {} starts at sequence {}, before the one before",
-    )
-    if documents[0] != 0 or documents[-1] != head.sequences:
-        raise IntegrityError(
-            f"{index.path}: documents reach from sequence {documents[0]} to {documents[-1]} of {head.sequences}; "
-            "replace the index"
-        )
-    return starts[documents[1:]]
+
+
+def _document_ends(file: ShardFile, index: ShardFile, head: IdxHead) -> Iterator[NDArray[np.int64]]:
+    """Yield the byte after each document, some at a time, by an index whose sequences were looked at.
+
+    Raises:
+        IntegrityError: A document leads elsewhere than behind the one before.
+    """
+    behind = 0
+    for first, stop in _parts(0, head.boundaries):
+        documents = _array(index, head.documents_at + 8 * first, stop - first, "<i8")
+        outside = (documents < 0) | (documents > head.sequences)
+        said = f"document {{}} starts at sequence {{}} of {head.sequences}"
+        _refuse(index, outside, documents, said, first)
+        said = "document {} starts at sequence {}, before the one before"
+        _refuse(index, np.diff(documents, prepend=behind) < 0, documents, said, first)
+        if (not first and documents[0]) or (
+            stop == head.boundaries and documents[-1] != head.sequences
+        ):
+            begin, end = (
+                int(_array(index, head.documents_at + 8 * number, 1, "<i8")[0])
+                for number in (0, head.boundaries - 1)
+            )
+            raise IntegrityError(
+                f"{index.path}: documents reach from sequence {begin} to {end} of {head.sequences}; "
+                "replace the index"
+            )
+        behind = int(documents[-1])
+        ends = np.full(len(documents), file.size_bytes)
+        for at, until in _parts(int(documents[0]), min(behind + 1, head.sequences)):
+            pointers = _array(index, head.pointers_at + 8 * at, until - at, "<i8")
+            begin, end = np.searchsorted(documents, (at, until)).tolist()
+            ends[begin:end] = pointers[documents[begin:end] - at]
+        # A document ends where the next one starts.
+        yield ends[1:] if not first else ends
 
 
 def _refuse(
-    index: ShardFile, wrong: NDArray[np.bool_], values: NDArray[np.int64], what: str
+    index: ShardFile, wrong: NDArray[np.bool_], values: NDArray[np.int64], what: str, before: int
 ) -> None:
+    """Refuse an index of which some are wrong; so many numbers lie before them."""
     if wrong.any():
         at = int(wrong.argmax())
-        raise IntegrityError(f"{index.path}: {what.format(at, values[at])}; replace the index")
+        raise IntegrityError(
+            f"{index.path}: {what.format(before + at, values[at])}; replace the index"
+        )
 
 
 def _places(file: ShardFile, start: int, stop: int) -> _Places:

@@ -40,14 +40,14 @@ from omniload.source.parsing.arrays.beside import (
     with_column,
 )
 from omniload.source.parsing.arrays.npy import LARGEST_HEADER, MAGIC, npy_array
-from omniload.source.parsing.cutting import byte_ranges
+from omniload.source.parsing.cutting import byte_ranges, cuts
 from omniload.source.parsing.litdata import refuse_chunks
 from omniload.source.parsing.token_lists import RowsAt, id_records
 from omniload.source.patterns import FileNames
 
 __all__ = ["FORMAT", "NumpyFormat"]
 
-_SCAN_BYTES = 8 << 20
+_SCAN_BYTES, _ROWS_AT_ONCE = 8 << 20, 1 << 20
 _FEWEST_IDS = 64
 """Fewest ids from which the width of ids can be doubted."""
 _LARGEST_VOCABULARY = 1 << 24
@@ -220,23 +220,18 @@ class NumpyFormat(IndexedFormat):
                 if not column_kind(column.inside).is_tag:
                     column.require_tokens(layout.shape, file)
             if layout.row:
-                ends = _row_ends(file, layout)
-                # Rows are cut without reading them, so the digest covers a sample.
+                found = cuts(_row_ends(file, layout), self._config.unit)
+                # Rows are cut without a look at them, and so a sample is digested.
                 digest.update(digest_of_ranges(file, even_ranges(file.size_bytes)).encode())
             else:
                 ends = _document_ends(file, layout, self._config.end_of_document, digest)
+                found = cuts(ends, self._config.unit)
             for column in layout.columns:
                 if column_kind(column.inside).is_tag:
-                    column.require_count(len(ends), file)
+                    column.require_count(int(found.records_U[-1]), file)
                 if size := column.file.size_bytes:
                     digest.update(digest_of_ranges(column.file, even_ranges(size)).encode())
-        return byte_ranges(
-            file,
-            layout.start,
-            layout.start + ends,
-            unit_bytes=self._config.unit,
-            content=digest.hexdigest(),
-        )
+        return byte_ranges(file, layout.start, found, content=digest.hexdigest())
 
 
 def _width_doubted(ids_V: NDArray[Any]) -> str:
@@ -259,27 +254,30 @@ def _width_doubted(ids_V: NDArray[Any]) -> str:
     return ""
 
 
-def _row_ends(file: ShardFile, layout: _Layout) -> NDArray[np.int64]:
+def _row_ends(file: ShardFile, layout: _Layout) -> Iterator[NDArray[np.int64]]:
+    """Yield the byte after each row, from the first id, some at a time."""
     size = file.size_bytes - layout.start
     row = layout.row * layout.dtype.itemsize
-    return (
-        np.minimum(np.arange(1, -(-size // row) + 1) * row, size) if size else np.empty(0, np.int64)
-    )
+    rows = -(-size // row)
+    for first in range(0, rows, _ROWS_AT_ONCE):
+        numbers = np.arange(first + 1, min(first + _ROWS_AT_ONCE, rows) + 1)
+        yield np.minimum(numbers * row, size)
 
 
 def _document_ends(
     file: ShardFile, layout: _Layout, end: int | None, digest: xxhash.xxh3_128
-) -> NDArray[np.int64]:
-    """Return the end of each document in bytes from the first id, and update ``digest`` with every byte."""
-    size = layout.dtype.itemsize
-    found = [np.empty(0, np.int64)]
+) -> Iterator[NDArray[np.int64]]:
+    """Yield the byte after each document, from the first id, some at a time; every byte is fed to ``digest``."""
+    size, last = layout.dtype.itemsize, 0
     for at, data in _chunks(file, layout.start):
         digest.update(data)
         ids = np.frombuffer(data, layout.dtype)
-        found.append(at - layout.start + (np.flatnonzero(ids == end) + 1) * size)
-    ends = np.concatenate(found)
-    total = file.size_bytes - layout.start
-    return ends if not total or (len(ends) and ends[-1] == total) else np.append(ends, total)
+        ends = at - layout.start + (np.flatnonzero(ids == end) + 1) * size
+        last = int(ends[-1]) if len(ends) else last
+        yield ends
+    # The last may have no end of its own.
+    if last < (total := file.size_bytes - layout.start):
+        yield np.array([total], np.int64)
 
 
 def _chunks(file: ShardFile, at: int) -> Iterator[tuple[int, bytes]]:

@@ -33,7 +33,7 @@ from omniload.source.parsing.compressed import (
     stream_of,
 )
 from omniload.source.parsing.conditions import keeps
-from omniload.source.parsing.cutting import byte_ranges, whole_shard
+from omniload.source.parsing.cutting import byte_ranges, cuts, whole_shard
 from omniload.source.parsing.image_cells import encoded_columns
 from omniload.source.parsing.json_lines.lines import (
     BadLineError,
@@ -251,7 +251,8 @@ class WebDatasetFormat(IndexedFormat):
             return whole_shard(file, 0, archive.stop, rows=len(starts), content=content)
         ends = np.array([*starts[1:], stop] if starts else [], np.int64)
         begin = starts[0] if starts else 0
-        return byte_ranges(file, begin, ends, unit_bytes=self._config.unit, content=content)
+        found = cuts([ends - begin], self._config.unit)
+        return byte_ranges(file, begin, found, content=content)
 
 
 def _named(sample: Sample) -> str:

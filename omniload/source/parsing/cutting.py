@@ -4,7 +4,8 @@ Shape suffixes:
     N  records of a shard        U  units of a shard
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -17,53 +18,67 @@ from omniload.source.files import ShardFile
 from omniload.source.formats.format import MAX_UNIT_BYTES
 from omniload.source.index import FileUnits
 
-__all__ = ["byte_ranges", "cuts", "line_ranges", "require_sizes", "whole_shard"]
+__all__ = ["Cuts", "byte_ranges", "cuts", "line_ranges", "require_sizes", "whole_shard"]
 
 _NEWLINE = 10
 
 
-def cuts(ends_N: NDArray[np.int64], unit_bytes: int) -> NDArray[np.int64]:
-    """Return the first record of each unit, followed by the number of records.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cuts:
+    """Where the records of a shard are cut into units."""
 
-    A unit ends with the record that brings it to ``unit_bytes``.
+    records_U: NDArray[np.int64]
+    """Number of the record that each unit starts with, and at last the number of records ``[U + 1]``: rising from 0; 0
+    alone where there is no record."""
+    stops_U: NDArray[np.int64]
+    """Byte after each unit, from the first byte of the first record ``[U]``."""
+
+    @property
+    def starts_U(self) -> NDArray[np.int64]:
+        """First byte of each unit."""
+        return np.concatenate(([0], self.stops_U))[:-1]
+
+
+def cuts(ends: Iterable[NDArray[np.int64]], unit_bytes: int) -> Cuts:
+    """Cut records into units: each ends with the record that brings it to ``unit_bytes``.
 
     Args:
-        ends_N: Byte after each record, counted from the first byte of the first record; never falling.
+        ends: Byte after each record, from the first byte of the first; never falling. Some at a time: those of a shard
+            with a thousand million documents would take 8 GB together.
         unit_bytes: Size of a unit.
-
-    Returns:
-        Numbers of records, ``[U + 1]``, rising from 0; only 0 if there is no record.
     """
-    found = [0]
-    start = 0
-    while found[-1] < len(ends_N):
-        # One search per unit instead of a loop over records, because a shard of tokens has millions of records.
-        cut = int(np.searchsorted(ends_N, start + unit_bytes)) + 1
-        found.append(min(max(cut, found[-1] + 1), len(ends_N)))
-        start = int(ends_N[found[-1] - 1])
-    return np.array(found, np.int64)
+    records, stops = [0], list[int]()
+    before = start = last = 0
+    unit_bytes = max(1, unit_bytes)
+    for ends_N in ends:
+        # A search for each unit, and not a look at each record: a shard of tokens has millions.
+        while (cut := int(np.searchsorted(ends_N, start + unit_bytes))) < len(ends_N):
+            start = int(ends_N[cut])
+            records.append(before + cut + 1)
+            stops.append(start)
+        before += len(ends_N)
+        last = int(ends_N[-1]) if len(ends_N) else last
+    if records[-1] < before:
+        records.append(before)
+        stops.append(last)
+    return Cuts(records_U=np.array(records, np.int64), stops_U=np.array(stops, np.int64))
 
 
-def byte_ranges(
-    file: ShardFile, start: int, ends_N: NDArray[np.int64], *, unit_bytes: int, content: str
-) -> FileUnits:
-    """Divide records that lie end to end into units, each a range of bytes.
+def byte_ranges(file: ShardFile, start: int, found: Cuts, *, content: str) -> FileUnits:
+    """Make units of records that lie end to end, each a range of bytes.
 
     Args:
         file: The shard.
         start: First byte of the first record.
-        ends_N: Byte after each record; never falling.
-        unit_bytes: Size of a unit, as for ``cuts``.
-        content: Digest of the content of the shard.
+        found: Where they are cut.
+        content: Digest of what the shard holds.
 
     Raises:
         ConfigError: As for ``require_sizes``.
     """
-    found = cuts(ends_N - start, unit_bytes)
-    stops_U = ends_N[found[1:] - 1]
-    starts_U = np.concatenate(([start], stops_U))[:-1]
+    starts_U, stops_U = start + found.starts_U, start + found.stops_U
     require_sizes(file, stops_U - starts_U)
-    return FileUnits(rows=np.diff(found), starts=starts_U, stops=stops_U, content=content)
+    return FileUnits(rows=np.diff(found.records_U), starts=starts_U, stops=stops_U, content=content)
 
 
 def whole_shard(file: ShardFile, start: int, stop: int, *, rows: int, content: str) -> FileUnits:

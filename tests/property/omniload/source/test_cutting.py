@@ -11,8 +11,12 @@ from omniload.source.parsing.cutting import byte_ranges, cuts, whole_shard
 SHARD = ShardFile(path="a.bin", size_bytes=0, stamp="")
 
 
-@given(sizes=st.lists(st.integers(0, 9), max_size=14), unit=st.integers(1, 20))
-def test_a_unit_ends_with_the_record_that_fills_it(sizes, unit):
+@given(
+    sizes=st.lists(st.integers(0, 9), max_size=14),
+    unit=st.integers(1, 20),
+    parted=st.lists(st.integers(0, 14), max_size=4),
+)
+def test_a_unit_ends_with_the_record_that_fills_it_however_records_come(sizes, unit, parted):
     ends = np.cumsum(sizes, dtype=np.int64)
     expected, start = [0], 0
     for record, end in enumerate(ends.tolist(), start=1):
@@ -20,7 +24,10 @@ def test_a_unit_ends_with_the_record_that_fills_it(sizes, unit):
             expected.append(record)
             start = end
 
-    assert cuts(ends, unit).tolist() == expected
+    found = cuts(np.split(ends, sorted(parted)), unit)
+
+    assert found.records_U.tolist() == expected
+    assert found.stops_U.tolist() == [int(ends[record - 1]) for record in expected[1:]]
 
 
 @given(
@@ -31,7 +38,7 @@ def test_a_unit_ends_with_the_record_that_fills_it(sizes, unit):
 def test_byte_ranges_hold_every_record_of_a_shard_once_and_follow_each_other(sizes, start, unit):
     ends = start + np.cumsum(sizes, dtype=np.int64)
 
-    units = byte_ranges(SHARD, start, ends, unit_bytes=unit, content="of it")
+    units = byte_ranges(SHARD, start, cuts([ends - start], unit), content="of it")
 
     stops = [int(ends[row - 1]) for row in np.cumsum(units.rows).tolist()]
     assert units.rows.sum() == len(sizes)

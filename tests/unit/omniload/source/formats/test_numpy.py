@@ -1,6 +1,7 @@
 """Token ids in files of numpy's."""
 
 import re
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -192,3 +193,18 @@ def test_a_flat_file_called_as_a_chunk_is_read_where_no_index_of_litdata_lies_be
     config = NumpySource(type="numpy", path="*.bin", dtype="uint16", end_of_document=0)
 
     assert NumpyFormat(files, config).units().rows_U.tolist() == [1]
+
+
+def test_an_index_takes_no_memory_by_its_documents(tmp_path):
+    documents = 8_000_000
+    np.save(tmp_path / "a.npy", np.tile(np.array([5, 7], "<u2"), documents))
+    config = NumpySource(type="numpy", path="*.npy", end_of_document=7)
+    files = find_files(["*.npy"], tmp_path, source="web")
+
+    tracemalloc.start()
+    units = NumpyFormat(files, config).units()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert units.rows_U.sum() == documents
+    assert peak < 12 * documents  # bytes; where each ends would be 24
