@@ -37,7 +37,7 @@ from omniload.actors.plane import PlaneSpec
 from omniload.client import Client
 from omniload.mix.config import load_mix
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.source.index import index_folder
+from omniload.source.access.index_folders import index_folder
 kind, file = sys.argv[1], Path(sys.argv[2])
 if kind == "ray":
     import omniload.actors.ray.plane

@@ -32,12 +32,12 @@ from omniload.commands.faults import (
 from omniload.mix.config import MixConfig, SourceConfig, TokenizerConfig, load_mix
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.strategies import require_balance, tags_of_samples
+from omniload.source.access.index_folders import index_folder
 from omniload.source.columns import as_binary, take, text_array
 from omniload.source.distinct.drawn_before import drawn_before
 from omniload.source.files import ShardFile
 from omniload.source.formats.format import Format, Records
 from omniload.source.formats.opening import OpenFormat, open_shards, shards_of
-from omniload.source.index import index_folder
 from omniload.source.kept_findings import (
     FoundSource,
     keep_findings,

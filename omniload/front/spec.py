@@ -26,7 +26,7 @@ from omniload.mix.config import MixConfig, load_mix
 from omniload.mix.held_out import held_out
 from omniload.mix.run_record import NO_FILE_NAME, MixText, mix_text
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.source.index import index_folder
+from omniload.source.access.index_folders import index_folder
 
 __all__ = ["MixFacts", "kept_in", "spec_of", "text_as_run", "with_settings"]
 

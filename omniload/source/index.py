@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -29,6 +30,7 @@ from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.base.log import get_logger
 from omniload.base.reading import open_file
 from omniload.base.writing import FULL, free_in, write_whole
+from omniload.source.access.index_folders import indexes_beside, share_places
 from omniload.source.files import ShardFile, reading
 from omniload.source.formats.content import HeldContent
 from omniload.source.formats.format import MAX_UNIT_RECORDS, UnitTable
@@ -38,7 +40,6 @@ __all__ = [
     "INDEX_VERSION",
     "FileUnits",
     "IndexCache",
-    "index_folder",
     "index_of",
     "key_of_file",
     "write_kept",
@@ -66,31 +67,8 @@ _SCHEMA = pa.schema(
 _READERS, _HEAD_BYTES = 8, 64
 _KEEP_EVERY_S, _SAID_EVERY_S = 60.0, 10.0
 _log = get_logger(__name__)
-_NO_HOME = Path("~")
 _told: set[tuple[Path, int | None]] = set()
 """Folders that were warned of, each with the number of the error."""
-
-
-def index_folder(mix_path: Path) -> Path | None:
-    """Return the folder for the indexes of a mix file's sources, under the user's cache folder.
-
-    Without such a folder, as in a container that does not list its user, return ``None`` and warn once.
-    """
-    cache = os.environ.get("XDG_CACHE_HOME")
-    try:
-        above = Path(cache) if cache else Path("~/.cache").expanduser()
-    except RuntimeError:
-        if (_NO_HOME, None) not in _told:
-            _told.add((_NO_HOME, None))
-            _log.warning(
-                "user %d has no home, and neither HOME nor XDG_CACHE_HOME is set: indexes, and what was found or "
-                "measured of sources, are made anew in every start; set XDG_CACHE_HOME to a folder that keeps them",
-                os.geteuid(),
-            )
-        return None
-    # Mix files with the same name in different folders have indexes of their own.
-    digest = hashlib.blake2b(os.fsencode(mix_path.resolve()), digest_size=6).hexdigest()
-    return above / "omniload" / "index" / f"{mix_path.stem}.{digest}"
 
 
 def write_kept(path: Path, content: bytes) -> bool:
@@ -150,9 +128,8 @@ class IndexCache:
         return self.folder / f"{self.source}.{digest}.index.arrow"
 
     def access_folder(self, kind: str) -> Path:
-        """Return the folder next to the index that keeps entry points of the source's compressed shards."""
-        path = self.path(kind)
-        return path.with_name(path.name.removesuffix("index.arrow") + "access")
+        """Return the folder beside it that keeps where its compressed shards can be entered."""
+        return _access_folder(self.path(kind))
 
 
 def index_of(
@@ -178,16 +155,13 @@ def index_of(
         ConfigError: A unit claims more records than the limit.
         OmniloadError: What ``build`` raises, for the first damaged file.
     """
-    kept = _load(cache.path(kind)) if cache else {}
-    known = {file.path: unit for file in files if (unit := kept.get(key_of_file(file))) is not None}
+    known = _known_of(files, kind, cache) if cache else {}
     missing = [file for file in files if file.path not in known or file.path in anew]
     find = partial(_units_of, build=build, unpacks=unpacks)
 
     def keep(found: Mapping[str, FileUnits]) -> None:
         if cache is not None:
-            # Of these files alone: else an index would grow by every shard that there ever was.
-            of_these = [file for file in files if file.path in found]
-            _save(cache.path(kind), of_these, [found[file.path] for file in of_these])
+            _save(cache.path(kind), files, found)
 
     if len(missing) == 1:  # of a thousand sources of one file, a thousand threads would be started
         known[missing[0].path] = find(missing[0])
@@ -211,6 +185,28 @@ def index_of(
         # A file without records takes no part, so adding or removing one does not change the source.
         contents_F=tuple(unit.content if unit.rows.any() else "" for unit in units),
     )
+
+
+def _known_of(files: Sequence[ShardFile], kind: str, cache: IndexCache) -> dict[str, FileUnits]:
+    """Return by path the units of the files that are known: to its index, or else to that of another mix file."""
+    own, known, is_new = cache.path(kind), dict[str, FileUnits](), False
+    for path in chain([own], indexes_beside(own)):
+        rest = [file for file in files if file.path not in known]
+        kept = _load(path) if rest else {}
+        found = {file.path: units for file in rest if (units := kept.get(key_of_file(file)))}
+        known |= found
+        if found and path != own:
+            is_new = True
+            share_places(_access_folder(own), _access_folder(path))
+            said = "sources.%s: the index of another mix file knows %d of its files: %s"
+            _log.info(said, cache.source, len(found), path)
+    if is_new:
+        _save(own, files, known)
+    return known
+
+
+def _access_folder(index: Path) -> Path:
+    return index.with_name(index.name.removesuffix("index.arrow") + "access")
 
 
 def _find_all(
@@ -366,9 +362,13 @@ def _require_records(path: str, rows_U: NDArray[Any]) -> None:
         )
 
 
-def _save(path: Path, files: Sequence[ShardFile], units: Sequence[FileUnits]) -> None:
-    """Write the index completely or not at all; a failure does not stop the run."""
-    keys = [key_of_file(file) for file in files]
+def _save(path: Path, files: Sequence[ShardFile], known: Mapping[str, FileUnits]) -> None:
+    """Write the index whole or not at all; a run does not fail for want of it.
+
+    Of these files alone, as far as they are known: else it would grow by every shard that there ever was.
+    """
+    keys = [key_of_file(file) for file in files if file.path in known]
+    units = [known[path] for path, _, _, _ in keys]
     columns = [
         # A name need not be UTF-8.
         [os.fsencode(path) for path, _, _, _ in keys],

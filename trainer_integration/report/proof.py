@@ -29,7 +29,7 @@ from omniload.mix.journal.reading import read_journal
 from omniload.mix.progress import state_json_at
 from omniload.mix.run_record import RunLife, read_run_record
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.source.index import index_folder
+from omniload.source.access.index_folders import index_folder
 from trainer_integration.run.run_log import EventLine, MemoryLine, StepLine, read_log
 
 __all__ = [

@@ -20,7 +20,7 @@ from omniload.front.launch import Launch
 from omniload.mix.config import MixConfig, load_mix
 from omniload.mix.held_out import held_out
 from omniload.mix.run_record import mix_text, read_run_record, write_run_record
-from omniload.source.index import index_folder
+from omniload.source.access.index_folders import index_folder
 from omniload.source.tokenize import open_tokenizer
 from trainer_integration.checkpoint.place import CheckpointPlace, place_of
 from trainer_integration.config import TrainConfig, load_train

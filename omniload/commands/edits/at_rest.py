@@ -26,8 +26,8 @@ from omniload.mix.journal.reading import read_extent, read_journal, read_tail
 from omniload.mix.progress import fingerprint_in, fold, records_in
 from omniload.mix.run_record import RUN_RECORD_NAME, RunLife, read_run_record
 from omniload.mix.state import MixState
+from omniload.source.access.index_folders import index_folder
 from omniload.source.formats.opening import shards_of
-from omniload.source.index import index_folder
 
 __all__ = ["change_at_rest", "planned_to"]
 

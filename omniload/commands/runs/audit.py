@@ -43,8 +43,8 @@ from omniload.plan.place_tree import ClientPlaceTree, MeshAxis
 from omniload.plan.records import StepPlan
 from omniload.plan.world import World
 from omniload.simulation.rehearsal import Rehearsal
+from omniload.source.access.index_folders import index_folder
 from omniload.source.formats.format import COUNTED
-from omniload.source.index import index_folder
 from omniload.source.survey.tag_shares import TagShares
 
 __all__ = ["audit"]

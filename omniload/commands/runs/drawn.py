@@ -23,9 +23,9 @@ from omniload.mix.run_record import read_run_record
 from omniload.mix.state import MixState
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.simulation.rehearsal import Rehearsal
+from omniload.source.access.index_folders import index_folder
 from omniload.source.distinct.drawn_before import DrawnSoFar, drawn_so_far, write_drawn
 from omniload.source.formats.opening import open_format
-from omniload.source.index import index_folder
 from omniload.source.spec import SourceSpec
 
 __all__ = ["drawn"]

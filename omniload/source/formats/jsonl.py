@@ -20,6 +20,7 @@ from omniload.base.errors import ConfigError, IntegrityError
 from omniload.base.units import format_bytes
 from omniload.mix.schema.splits import key_of
 from omniload.mix.sources import JsonlSource
+from omniload.source.access.index_folders import indexes_beside
 from omniload.source.access.points import (
     NEAR_BYTES,
     SMALL_BYTES,
@@ -218,7 +219,8 @@ class JsonlFormat(IndexedFormat):
         """
         if is_marked(data) and not self._units.contents_F[shard].endswith(_UNMARKED):
             if self._kept is not None:
-                self._kept.unlink(missing_ok=True)
+                for path in (self._kept, *indexes_beside(self._kept)):
+                    path.unlink(missing_ok=True)
             raise IntegrityError(
                 f"{self._files[shard].path}: begins with a byte-order mark, which was a bad line to the release that "
                 "its index is of, and is left out now; the index is removed: start anew, without a state of before"

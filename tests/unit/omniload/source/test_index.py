@@ -13,7 +13,8 @@ import pytest
 
 from omniload.base.errors import ConfigError
 from omniload.source import index
-from omniload.source.index import FileUnits, IndexCache, index_folder, index_of
+from omniload.source.access.index_folders import index_folder
+from omniload.source.index import FileUnits, IndexCache, index_of
 from omniload.source.kept_findings import keep_findings
 from omniload.source.patterns import find_files
 
@@ -217,6 +218,16 @@ def test_files_tell_what_they_hold(indexed):
     assert indexed()[0].contents_F == indexed()[0].contents_F == ("2", "", "3")
 
 
+def test_beside_a_folder_that_a_user_names_nobody_elses_index_is_read(folder):
+    built = []
+    for name in ("one", "two"):
+        builder, kept = Builder(), IndexCache(folder=folder / "shared" / name, source="web")
+        index_of(find_files(["*.x"], folder, source="web"), builder, kind="k", cache=kept)
+        built.append(len(builder.built))
+
+    assert built == [3, 3]
+
+
 def test_a_folder_that_cannot_be_written_costs_only_time(indexed, folder):
     (folder / "cache").write_text("a file in the way")
 
@@ -298,6 +309,45 @@ def test_whoever_is_killed_on_the_way_finds_most_of_it_kept(folder, monkeypatch,
 
     assert looked == [[begun[0].encode()]]
     assert "sources.web: found the units of 1 of 3 shards" in caplog.messages
+
+
+@pytest.fixture
+def indexed_for(folder, monkeypatch):
+    """Index the files for a mix file, in the user's cache; return what was built, and the folder of indexes."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "home"))
+
+    def indexed_for(mix, kind="k"):
+        builder, cache = Builder(), index_folder(folder / mix)
+        kept = IndexCache(folder=cache, source="web")
+        index_of(find_files(["*.x"], folder, source="web"), builder, kind=kind, cache=kept)
+        return sorted(builder.built), kept
+
+    return indexed_for
+
+
+def test_another_mix_file_of_the_same_files_builds_none_anew(indexed_for):
+    first, kept = indexed_for("one.yaml")
+    places = kept.access_folder("k")
+    places.mkdir()
+    (places / "a.access").write_bytes(b"where a.x can be entered")
+
+    second, other = indexed_for("two.yaml")
+
+    assert (first, second) == (["a.x", "b.x", "c.x"], [])
+    assert (other.access_folder("k") / "a.access").read_bytes() == b"where a.x can be entered"
+    assert stored_in(other.path("k")).equals(stored_in(kept.path("k")))
+
+
+def test_of_another_mix_file_only_what_is_known_of_these_files_is_taken(indexed_for, folder):
+    indexed_for("one.yaml")
+    (folder / "a.x").write_bytes(bytes(7))
+    (folder / "b.x").unlink()
+
+    built, kept = indexed_for("two.yaml")
+
+    assert built == ["a.x"]
+    assert stored_in(kept.path("k")).num_rows == 2
+    assert indexed_for("three.yaml", kind="other")[0] == ["a.x", "c.x"]
 
 
 def test_indexes_lie_in_the_users_cache_a_folder_for_every_mix_file(tmp_path, monkeypatch):
