@@ -18,6 +18,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any, Self
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 __all__ = ["KEY_BYTES", "Bits", "FirstSeen"]
@@ -40,6 +41,18 @@ class Bits:
     def none(cls, count: int) -> Self:
         """Return bits that are all false."""
         return cls(np.zeros((count + 7) // 8, np.uint8), count)
+
+    @classmethod
+    def of(cls, column: pa.BooleanArray) -> Self:
+        """Return truths of Arrow, without nulls: as they are, for a byte of each would be 1.3 GB of FineWeb-Edu."""
+        count, size, held = len(column), (len(column) + 7) // 8, column.buffers()[1]
+        # One that begins inside a buffer is none that we wrote.
+        if column.offset or held is None or len(held) < size:
+            return cls(np.packbits(column.to_numpy(zero_copy_only=False), bitorder="little"), count)
+        packed = np.frombuffer(held, np.uint8, size).copy()
+        if count % 8:  # what lies behind the last is no truth
+            packed[-1] &= (1 << count % 8) - 1
+        return cls(packed, count)
 
     def set(self, records_N: NDArray[np.int64]) -> None:
         """Set the bits of some records to true."""

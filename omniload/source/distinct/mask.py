@@ -168,8 +168,7 @@ def _kept(path: Path, of: str, records: int) -> Bits | None:
         column = table[_FIRST].combine_chunks()
         if column.type != pa.bool_() or len(column) != records or column.null_count:
             return None
-        # Packed again, because Arrow's bits may begin inside a byte.
-        return Bits(np.packbits(column.to_numpy(zero_copy_only=False), bitorder="little"), records)
+        return Bits.of(column)
     except FileNotFoundError:
         pass
     except (StateError, OSError, ValueError, pa.ArrowException) as error:

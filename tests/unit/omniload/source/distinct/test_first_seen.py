@@ -3,6 +3,7 @@
 import tracemalloc
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -73,3 +74,31 @@ def test_memory_is_that_of_the_buffer_and_not_of_the_records(distinct):
 
     assert total == distinct
     assert peak_bytes < 320_000  # the records take 640,000
+
+
+@given(st.lists(st.booleans(), max_size=40), st.integers(0, 9))
+def test_truths_of_arrow_are_taken_as_they_are(truths, start):
+    column = pa.array(truths, pa.bool_()).slice(start)
+
+    found = Bits.of(column)
+
+    assert found.between(0, len(column)).tolist() == column.to_pylist()
+    assert found.total() == column.true_count
+
+
+def test_what_lies_behind_the_last_truth_counts_for_none():
+    column = pa.Array.from_buffers(pa.bool_(), 5, [None, pa.py_buffer(b"\xff")])
+
+    assert Bits.of(column).total() == 5
+
+
+def test_truths_of_arrow_take_a_bit_each():
+    column = pa.array(np.ones(8_000_000, np.bool_))
+
+    tracemalloc.start()
+    found = Bits.of(column)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert found.total() == 8_000_000
+    assert peak < 3 << 20
