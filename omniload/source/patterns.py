@@ -36,8 +36,7 @@ from omniload.source.files import (
     shortened,
 )
 from omniload.source.run_files import may_be_of_run, refuse_run_files, warn_of_splits
-from omniload.source.stores.asking import entry_of
-from omniload.source.stores.listings import list_anew
+from omniload.source.stores.listings import asked_ahead, entry_lately, list_anew
 
 __all__ = ["LISTING_S", "FileNames", "find_files", "is_url", "listing", "natural_order"]
 
@@ -113,7 +112,7 @@ def find_files(
     every = [each for pattern in patterns for each in _braces(pattern, base_dir, source)]
 
     def listed() -> list[list[ShardFile]]:
-        return [_listed(pattern, base_dir, source, names) for pattern in every]
+        return [_listed(each, base_dir, source, names) for each in asked_ahead(every)]
 
     # One thread for all patterns, because fsspec makes a client of a store for each calling thread.
     # The limit also applies to local folders, which may be mounts that do not answer; and ``/**`` has no end.
@@ -279,8 +278,8 @@ def _expand_url(pattern: str, names: FileNames | None) -> list[ShardFile]:
     if not glob.has_magic(path):
         if names is not None and names.implied and not store.exists(path):
             path += names.implied
-        # Not ``isdir``, which over HTTP fetches the whole file to look for links in it.
-        entry = entry_of(store, path)
+        # Not ``isdir``: over HTTP that fetches the whole file to look for links in it.
+        entry = entry_lately(store, path)
         if names is None or entry["type"] != "directory":
             return [remote_file(store, path, entry)]
         return [remote_file(store, each) for each in _of_folder(store.find(path), [], path, names)]

@@ -1,6 +1,7 @@
 """How long an answer of a store stands, where its client keeps listings."""
 
 import gc
+import threading
 import weakref
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from omniload.source.files import reading, remote_file
 from omniload.source.stores import listings
 from omniload.source.stores.listings import (
     LISTED_S,
+    asked_ahead,
     entry_lately,
     list_anew,
     listed_entry,
@@ -260,3 +262,34 @@ def test_a_file_of_s3_is_opened_with_what_is_known_of_it():
 
     assert (bucket.told, bucket.looks) == ([("bucket/1", 1)], 0)
     assert opened.details["etag"] == "1"
+
+
+class Brace(Bucket):
+    """A bucket that answers once several have asked."""
+
+    _strip_protocol = classmethod(lambda cls, path: path.removeprefix("s3://"))
+
+    def __init__(self):
+        super().__init__(files=0)
+        self.dircache.clear()
+        self.asked, self.together = [], threading.Barrier(4, timeout=30)
+
+    def info(self, path, **_):
+        self.asked.append(path)
+        self.together.wait()
+        if path.endswith("gone"):
+            raise FileNotFoundError(path)
+        return {"name": path, "type": "file", "size": 1, "etag": path}
+
+
+def test_files_that_braces_name_are_asked_about_side_by_side(monkeypatch):
+    bucket = Brace()
+    monkeypatch.setattr(fsspec.core, "url_to_fs", lambda url: (bucket, url.removeprefix("s3://")))
+    urls = [f"s3://bucket/{name}" for name in ("a", "b", "c", "gone")]
+
+    yielded = list(asked_ahead(urls))
+
+    assert yielded == urls
+    assert sorted(bucket.asked) == ["bucket/a", "bucket/b", "bucket/c", "bucket/gone"]
+    assert entry_lately(bucket, "bucket/b")["etag"] == "bucket/b"
+    assert len(bucket.asked) == 4  # as it was asked a moment ago
