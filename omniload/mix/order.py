@@ -170,7 +170,7 @@ class Order:
         return replace(span, offset=0, start=start, stop=start + count)
 
     def number_in_shard(self, unit: int, row: int) -> int:
-        """Return which record of its shard a row of a unit is, from 0."""
+        """Return the number of a row of a unit within its shard, from 0."""
         return int(self._before_U[np.searchsorted(self._units_U, unit)]) + row
 
     @cached_property

@@ -128,7 +128,7 @@ class IndexCache:
         return self.folder / f"{self.source}.{digest}.index.arrow"
 
     def access_folder(self, kind: str) -> Path:
-        """Return the folder beside it that keeps where its compressed shards can be entered."""
+        """Return the folder next to the index that keeps entry points of the source's compressed shards."""
         return _access_folder(self.path(kind))
 
 
@@ -163,7 +163,7 @@ def index_of(
         if cache is not None:
             _save(cache.path(kind), files, found)
 
-    if len(missing) == 1:  # of a thousand sources of one file, a thousand threads would be started
+    if len(missing) == 1:  # else a thousand sources of one file each would start a thousand threads
         known[missing[0].path] = find(missing[0])
     elif missing:
         what = f"sources.{cache.source}" if cache is not None else missing[0].path
@@ -171,7 +171,7 @@ def index_of(
     if missing:
         keep(known)
     units = [known[file.path] for file in files]
-    # Weak: a format and its files would hold each other, and what is open, until garbage is looked for.
+    # Weak, because otherwise a format and its files would keep each other, and open files, until a garbage collection.
     again = WeakMethod(build) if isinstance(build, MethodType) else lambda: build
     for file, unit in zip(files, units, strict=True):
         if file.remote is None and unit.content:

@@ -237,8 +237,7 @@ class CsvFormat(IndexedFormat):
         if plain:
             found = cuts([ends - start], self._config.unit)
             return byte_ranges(file, start, found, content=content)
-        # Up to its last byte, behind which blank lines may lie.
-        return whole_shard(file, start, rows.at, rows=len(ends), content=content)
+        return whole_shard(file, start, rows.at, rows=len(ends), content=content)  # to the end
 
     def _require_columns(self, file: ShardFile, stop: int) -> None:
         if stop > _LARGEST_HEADER:
