@@ -36,7 +36,7 @@ def source_files() -> list[Path]:
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    """Return the syntax tree of a module, which stays: nobody looks for garbage among millions of nodes."""
+    """Return the syntax tree of a module, cached and kept from the garbage collector: it has very many nodes."""
     gc.disable()
     try:
         return ast.parse((ROOT / path).read_text(encoding="utf-8"))
@@ -77,5 +77,5 @@ def imported(path: Path) -> ModuleType:
 
 
 def faults(paths: Iterable[Path], rule: Callable[[Path], Any]) -> dict[str, Any]:
-    """Return what a rule finds in each file where it finds anything: one test for all of hundreds of files."""
+    """Return the faults that a rule finds, by file: one test covers hundreds of files."""
     return {str(path): found for path in paths if (found := rule(path))}

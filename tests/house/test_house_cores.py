@@ -11,7 +11,7 @@ MACHINES = {
     Path("omniload/actors/ray/head_watch.py"),
     Path("trainer_integration/run/launch_record.py"),
 }
-"""Who tells what a machine is, or how busy: its load is that of all its cores."""
+"""Calls that report the load or the cores of the whole machine."""
 
 
 def test_who_wants_to_know_how_many_cores_it_may_use_asks_in_one_place():

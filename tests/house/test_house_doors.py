@@ -14,7 +14,7 @@ REASONS = tomllib.loads((ROOT / "tests/house/one_importer.toml").read_text(encod
 
 
 def imported_by(path, modules):
-    """Yield those of some modules that a file imports by a statement, wherever it stands."""
+    """Yield the modules, among ``modules``, that a file imports by a statement, at any level."""
     for node in statements_of(path):
         if isinstance(node, ast.Import):
             yield from modules & {alias.name for alias in node.names}
@@ -35,7 +35,7 @@ def importers():
 
 
 def alone_in(package):
-    """Return the modules with one importer, but for those that users import too, by the name of the package."""
+    """Return the modules with one importer, except those that users also import, by the name of the package."""
     alone = {name for name, by in importers().items() if len(by) == 1}
     for door in ("__init__.py", "__init__.pyi"):
         path = Path(ROOT, package, door)

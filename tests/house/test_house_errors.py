@@ -1,4 +1,4 @@
-"""Every exception of ours crosses a process boundary, and most tell the caller what to do."""
+"""Every exception of ours can cross a process boundary, and most tell the caller what to do."""
 
 import inspect
 import pickle

@@ -1,4 +1,4 @@
-"""Every module says what it offers, and offers what it says."""
+"""Every module lists its exports in ``__all__``, and defines all of them."""
 
 import ast
 

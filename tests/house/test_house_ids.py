@@ -1,4 +1,4 @@
-"""The name of a test is read: what it is given stands in it, unless that is a whole text."""
+"""The name of a parametrised test is readable: it contains the parameters, unless a parameter is a whole text."""
 
 from types import SimpleNamespace
 

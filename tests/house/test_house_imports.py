@@ -1,4 +1,4 @@
-"""Imports point downward: the contracts of pyproject.toml hold. And what stands beside the packages finds its names."""
+"""Imports point downward, as pyproject.toml requires. Folders outside the packages find the names that they import."""
 
 import ast
 import sys
@@ -53,7 +53,7 @@ def test_benchmarks_scripts_and_examples_import_names_that_are_there():
         for node in statements_of(path)
         if isinstance(node, ast.ImportFrom)
         and (node.module or "").partition(".")[0] in PACKAGES
-        # The doors of packages give their names by ``__getattr__``; a test of their own holds those.
+        # The ``__init__`` of a package provides its names by ``__getattr__``; a separate test checks them.
         and "." in node.module
         for alias in node.names
         if f"{node.module}.{alias.name}" not in modules

@@ -1,4 +1,4 @@
-"""Lanes of tests: every test has one, and a lane that failed is never told as passed."""
+"""Lanes of tests: every test has a lane, and a lane that failed is never reported as passed."""
 
 import gc
 import subprocess

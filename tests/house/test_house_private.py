@@ -1,4 +1,4 @@
-"""No test reaches into another object: what it observes is behaviour, which outlives the code inside."""
+"""No test reaches into another object: tests observe behaviour, which outlives the code inside."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ FILES = sorted(path.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.py")
 OFFERED = {"_replace", "_asdict", "_make", "_fields", "_exit"}
 """Names that the standard library offers with an underscore."""
 OF_OTHERS = {"_reset_state", "_is_accelerate_prepared"}
-"""Of accelerate, which offers its users no other way."""
+"""Private names of accelerate, which offers no public way."""
 REACHED = {
     "tests/faults/omniload/test_actors_faults.py": 2,
     "tests/faults/omniload/test_actors_waits.py": 3,
@@ -36,15 +36,15 @@ REACHED = {
     "tests/unit/omniload/machine/test_columns.py": 1,
     "tests/unit/omniload/machine/test_planner.py": 5,
 }
-"""How often files do so still; the list may only grow shorter."""
+"""The number of files that still reach into objects; the list may only grow shorter."""
 OF_ANOTHER = re.compile(r"(?<!\bself)(?<!\bcls)\._[a-zA-Z]")
-"""What stands wherever a private attribute of another object does: most files need not be parsed."""
+"""A pattern that every access to a private attribute of another object matches, so most files need no parsing."""
 
 
 def reached_into(path):
     """Yield each private attribute of another object than the one whose method this is.
 
-    What a module hides is not looked at: a function is no object with a state to reach into.
+    Return the private attributes of other objects that a file uses. Private names of modules do not count.
     """
     text = (ROOT / path).read_text(encoding="utf-8")
     if not OF_ANOTHER.search(text):

@@ -11,10 +11,10 @@ MODULE_LINES, SHELL_LINES, FUNCTION_LINES = 400, 160, 60
 CLASS_METHODS, CROWDED_CLASSES = 10, 12
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 ROOM_MODULES = 5
-"""From so many on, a folder has a README."""
+"""The number of modules from which a folder needs a README."""
 FOLDER_MODULES = FOLDER_FILES = 16
 INDEXES = ("README.md", "index.md")
-"""What a folder of pages is listed by."""
+"""The pages that list the contents of a folder."""
 LONGER = {
     "omniload/actors/plane.py": (260, "the contract of both runtimes, not a shell"),
     "omniload/actors/heartbeat_board.py": (
@@ -190,7 +190,7 @@ def test_every_folder_is_looked_through_at_a_glance():
 
 
 def pages_in(*places):
-    """Return pages, pictures and reports, relative to the repository, but for the lists of what is in a folder."""
+    """Return pages, pictures and reports, relative to the repository, except the lists of a folder's contents."""
     files = (path for place in places for path in (ROOT / place).rglob("*") if path.is_file())
     return [path.relative_to(ROOT) for path in files if path.name not in INDEXES]
 
