@@ -26,17 +26,17 @@ LONGEST_WAIT = 6_000
 are constructors that ask again: 4,252 were the most in 100,000 histories, where the usual is below 1,900."""
 _DUE: dict[tuple[object, ...], tuple[int, ...]] = {}
 _RESUMES = 8
-"""One history of so many is gone on with from a state in the middle, in a world of its own."""
+"""One history in this many is resumed from a state in its middle, in a second world of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a history."""
+    """The result of a history."""
 
     broken: str | None
     """The promise that did not hold; ``None`` where all did."""
     seen: Counter[str]
-    """What came about, and how often."""
+    """The number of times that each thing happened."""
     messages: int
     longest_wait: int
     trace: Sequence[Moment] = ()
@@ -71,7 +71,7 @@ def history_of(world: World, *, traced: bool = False) -> Outcome:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Have nothing looked through for cycles meanwhile: what a history leaves has none.
+    """Disable Python's cyclic garbage collection meanwhile: the objects that a history leaves contain no cycles.
 
     Around many, nothing that they share is looked through behind each of them.
     """
@@ -135,7 +135,7 @@ def _due(plane: ScaledPlane, world: World) -> tuple[int, ...]:
 
 
 def _resumed(world: World, plane: ScaledPlane, digests: Sequence[int]) -> str | None:
-    """Go on from a state in the middle, in a world to which nothing is done."""
+    """Resume from a state in the middle, in a world without faults."""
     step = sorted(plane.states)[len(plane.states) // 2]
     saved = json.loads(json.dumps(plane.states[step]))
     revision = len(edits_in(saved))

@@ -1,4 +1,4 @@
-"""A disk in memory for a planner's journal: it tears what is written as a planner dies, and knows who may write."""
+"""A disk in memory for a planner's journal: it tears the last write when a planner dies, and knows who may write."""
 
 import io
 import random
@@ -16,20 +16,20 @@ class PlannerKilledError(BaseException):
 
 @dataclass(slots=True)
 class Disk:
-    """What survives a planner."""
+    """The data that survives a planner."""
 
     chance: random.Random
     content: bytearray | None = None
     claims: int = 0
     """Claims so far; the writer of the last one owns it. By its number: the two in a cycle would be looked for."""
     tears_next: bool = False
-    """Whether the writer dies in the next write."""
+    """Whether the writer dies during the next write."""
     torn: int = 0
     """Writes of which a part is there."""
     cut_untold: bool = False
-    """Whether the writer died as it had taken steps back, and before anybody knew of it."""
+    """Whether the writer died after it had taken steps back, but before any role was notified."""
     torn_between_records: int = 0
-    """Of these, the ones with whole records in that part."""
+    """The number of these tears that left whole records in the torn part."""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,7 +1,8 @@
 """A simulated plane with the planner's journal on a disk, and with the worst that may happen to its processes.
 
-A planner dies between any two of its commands, in mid-write of its journal, or is believed dead while it goes on.
-So may a source loader be. A store fails, a role is cut off, messages are lost, late, out of order, or come twice.
+A planner dies between any two of its commands or in the middle of a write of its journal, or it is believed dead and
+continues. Source loaders fail in the same ways. A store fails, a role is cut off, and messages are lost, late, out of
+order or repeated.
 """
 
 from collections.abc import Callable, Sequence
@@ -82,7 +83,7 @@ SOMETIMES = (
     "a source moves to another loader",
     "a source moves on before all have heard of it",
 )
-"""What must come about in some histories, or they prove less than they seem to."""
+"""Things that must happen in some histories; otherwise the histories prove less than they seem to."""
 
 
 _SPAN = 400
@@ -98,7 +99,7 @@ class _Former:
     planner: Planner
     journal: Journal
     served: list[RanksServed]
-    """Ranks of each constructor: of others that come later it hears nothing."""
+    """The ranks of each constructor. It is not notified of ranks that join later."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,26 +109,26 @@ class FaultyPlane(Simulation):
     store_faults: float = 0.0
     """Share of reads that fail once."""
     believed_dead: bool = False
-    """Whether loaders and planners that are replaced may live on."""
+    """Whether replaced loaders and planners may stay alive."""
     disk: Disk = field(init=False)
     _planned: list[tuple[int, Callable[[], None]]] = field(default_factory=list, init=False)
-    """What is done once so many messages were delivered, the latest first."""
+    """Actions that are due once a number of messages was delivered, the latest action first."""
     _journal: Journal = field(init=False)
     _former: "_Former | None" = field(default=None, init=False)
     """A planner that is believed dead, and lives."""
     _dies_after: int | None = field(default=None, init=False)
     """Commands that the planner carries out before it dies."""
     _dies_untold: bool = field(default=False, init=False)
-    """Whether it dies before that, where it would tell of a step that its journal holds."""
+    """Whether the planner dies before that, at the moment when it would report a step that its journal holds."""
     _undead: set[tuple[int, int]] = field(default_factory=set, init=False)
     """Lives of loaders that are believed dead."""
     _has_cut: bool = field(default=False, init=False)
-    """Whether what the journal was told last is that plans are taken back."""
+    """Whether the last record written to the journal takes plans back."""
     _asked: set[Way] = field(default_factory=set, init=False)
     """Loaders that have a read under way."""
 
     def _look_at_buffers(self) -> None:
-        """What loaders hold is no promise of a history."""
+        """Do nothing: a history makes no promise about the buffers of loaders."""
 
     def _plan_deed(self, deed: Callable[[], None]) -> None:
         """Have something done at a moment of the whole history, which takes some hundred messages."""
@@ -151,7 +152,7 @@ class FaultyPlane(Simulation):
         super(FaultyPlane, self)._began()
 
     def run(self) -> list[int]:
-        """Run as ``Simulation.run``; then count what was done to messages too."""
+        """Run like ``Simulation.run``, then also count the faults of messages."""
         digests = super(FaultyPlane, self).run()
         fired = self._bag.fired
         self.seen["a message to one that is cut off is held up"] += fired["held up by a cut"]
@@ -243,7 +244,7 @@ class FaultyPlane(Simulation):
             self._die()
 
     def _recover_planner(self) -> None:
-        """Begin another planner with what the disk holds, as ``omniload.actors.planning.make_successor`` does."""
+        """Start another planner from the contents of the disk, as ``omniload.actors.planning.make_successor`` does."""
         if self.disk.torn > self.seen["a planner dies in mid-write"]:
             self._saw("a planner dies in mid-write", "planner")
         writer = Writer(self.disk)
@@ -273,7 +274,7 @@ class FaultyPlane(Simulation):
         super(FaultyPlane, self)._hear(planner, event)
 
     def _hear_former(self, event: PlannerEvent) -> None:
-        """Have a planner that is believed dead go on, until its journal refuses it."""
+        """Let a planner that is believed dead continue until its journal refuses it."""
         assert self._former is not None
         former, served = self._former, self._served
         is_there = self._planner_is_there
@@ -281,7 +282,7 @@ class FaultyPlane(Simulation):
         try:
             try:
                 commands = former.planner.handle(event)
-            except IntegrityError:  # as in a run: its shell looks whose journal it is
+            except IntegrityError:  # as in a run, the shell checks who owns the journal
                 former.journal.require_claim()
                 raise
             self._carry_of(former.journal, commands)

@@ -1,8 +1,8 @@
-"""What arithmetic gave for the same values before: histories share their mixes and data, so much of it comes again.
+"""Answers of pure functions, remembered: histories share their mixes and data, so many calls repeat.
 
-Machines run as they are. Only what they work out by functions without state is looked up, by all that goes
-into it, and reads of sources and their tables are parts of a source that was made once. A history is the same with
-and without.
+The machines run unchanged. Only the results of functions without state are looked up, by all their arguments. Reads
+of sources and their tables are parts of a source that was made once. A history is the same with this cache and
+without it.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -52,20 +52,20 @@ class Remembered:
         self._answers: dict[Key, tuple[Any, tuple[Any, ...]]] = {}
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Return what the function gives for these arguments."""
+        """Return the result of the function for these arguments."""
         key = self._key_of(*arguments, **named)
         if (found := self._answers.get(key)) is None:
             if len(self._answers) >= _MOST:
                 self._answers.clear()
             answer = self._function(*arguments, **named)
             _seal(answer)
-            # What a key names by its identity lives as long as the answer.
+            # An object that the key identifies by its id lives as long as the answer.
             found = self._answers[key] = answer, arguments
         return found[0]
 
 
 def _seal(answer: object) -> None:
-    """Refuse writes into arrays of an answer: one history would change what another one is told."""
+    """Refuse writes into arrays of an answer, because one history would change the answers of another."""
     if isinstance(answer, np.ndarray):
         answer.flags.writeable = False
     elif isinstance(answer, tuple | list):
@@ -85,7 +85,7 @@ def _names_in(kind: type) -> tuple[str, ...]:
 
 @contextmanager
 def remembering() -> Iterator[None]:
-    """Have machines, and the reference, look up what was worked out before."""
+    """Make machines and the reference look up results that were computed before."""
     kept = [(module, name, getattr(module, name)) for module, name, _ in _ANSWERED]
     try:
         for module, name, answered in _ANSWERED:

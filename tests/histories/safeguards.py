@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 OURS = ("omniload", "tests")
 RUN = ("tests.histories.checking", "tests.histories.worlds")
-"""What runs a history."""
+"""The modules that run a history."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Safeguard:
 
 @dataclass(frozen=True, kw_only=True)
 class Caught:
-    """How a safeguard was missed."""
+    """The way in which the loss of a safeguard was noticed."""
 
     safeguard: Safeguard
     seed: int | None
@@ -83,7 +83,7 @@ def safeguards() -> list[Safeguard]:
 
 
 def caught(found: Sequence[Safeguard], seeds: Iterable[int] | None = None) -> Iterator[Caught]:
-    """Take each away, and run histories until one breaks: its known one, or those of ``seeds`` in order."""
+    """Remove each safeguard and run histories until one breaks: the known seed, or ``seeds`` in order."""
     importers = _importers()
     _texts()  # read here once, not in each process
     for safeguard in found:
@@ -110,14 +110,14 @@ def broken_undisturbed(found: Sequence[Safeguard]) -> Iterator[str]:
 def _importers() -> dict[str, set[str]]:
     """Import what runs a history, and return who imports each module of ours."""
     found: defaultdict[str, set[str]] = defaultdict(set)
-    # A module that was imported before says no more what it imports.
+    # A module that was imported earlier no longer reports its own imports.
     for name in [name for name in _ours() if name != __name__]:
         del sys.modules[name]
     with _noting_imports(found):
         for name in RUN:
             import_module(name)
     for name in _ours():
-        found[name.rpartition(".")[0]].add(name)  # a package is imported before what is in it
+        found[name.rpartition(".")[0]].add(name)  # a package is imported before its modules
     return found
 
 
@@ -149,7 +149,7 @@ def _ours() -> list[str]:
 
 
 def _forget(module: str, importers: Mapping[str, set[str]]) -> None:
-    """Have a module imported anew, and all that would else go on with the one that was."""
+    """Force a fresh import of a module, and of everything that would otherwise keep using the old one."""
     waiting, stale = [module], {__name__}
     while waiting:
         if (name := waiting.pop()) not in stale:
@@ -158,7 +158,7 @@ def _forget(module: str, importers: Mapping[str, set[str]]) -> None:
     for name in stale & {*_ours()} - {__name__}:
         package, _, inner = name.rpartition(".")
         del sys.modules[name]
-        # A package hands out what it has, before it looks for a module.
+        # A package returns its own attribute before it looks for a module.
         vars(sys.modules.get(package, ModuleType(""))).pop(inner, None)
 
 
@@ -221,7 +221,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
         self._safeguard = safeguard
 
     def get_code(self, fullname: str) -> CodeType:
-        """Compile anew: what was compiled before has the safeguard."""
+        """Compile the module again, because the compiled file still has the safeguard."""
         source = self.get_data(self.path).decode()
         text = source.replace(self._safeguard.before, self._safeguard.after)
         return compile(text, self.path, "exec")

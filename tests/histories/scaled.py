@@ -1,9 +1,9 @@
 """A plane under faults whose loaders follow their load, and whose ranks compute between two steps, each at its pace.
 
-All of it is by one clock: a message takes a second. The scaler looks at what reading takes, which an adversary
-draws anew now and then, at what the mix is said to draw soon, whom the planner waits for, and how full what it reads
-ahead is, which are the planner's own. What it decides is carried out as the mover of a run does it, while roles are
-lost.
+Time is simulated: a message takes a second. The scaler looks at the cost of reading, which an adversary draws anew
+from time to time, and at the coming draws of the mix. It also looks at the roles that the planner waits for and at
+how full the read-ahead is; both come from the planner itself. Its decisions are carried out in the same way as by the
+mover of a run, while roles are lost.
 """
 
 import random
@@ -38,13 +38,13 @@ _LOOK_EVERY = 12
 """Messages, which are seconds, between two looks of the scaler."""
 _LOADS = (0.0, 0.0, 0.02, 0.1, 0.3, 0.6)
 _CHANGES_OF_LOAD, _CHANGES_OF_MIX, _NOT_STARTED = 0.1, 0.2, 0.3
-"""Shares of looks before which the load is another, of those that see another mix to come, and of splits that fail."""
+"""Shares of looks: the load changes, the mix announces a change, and the start of a split's loader fails."""
 _SETTLE_S, _REGAIN_S = 30.0, 600.0
 
 
 @dataclass(slots=True, kw_only=True)
 class ScaledPlane(FaultyPlane):
-    """A plane whose loaders and ranks do as they would by the clock."""
+    """A plane whose loaders and ranks act in simulated time."""
 
     scaler: int = 0
     """Loaders at most; 0 where nothing follows their load."""
@@ -54,11 +54,11 @@ class ScaledPlane(FaultyPlane):
     """When the scaler has decided for a change."""
     _scaler: Scaler = field(init=False)
     _loads: random.Random = field(init=False)
-    """Of the scaler and of paces alone."""
+    """Random numbers for the scaler and for paces alone."""
     _busy_S: list[float] = field(init=False)
     _look_at: int = field(default=_LOOK_EVERY, init=False)
     _changing: bool = field(default=False, init=False)
-    """Whether a change is under way: the next look comes behind it."""
+    """Whether a change is in progress; the next look waits for its end."""
     _killed_before: int = field(default=0, init=False)
     """Loaders that were killed when it began."""
     _retired: set[int] = field(default_factory=set, init=False)
@@ -84,7 +84,7 @@ class ScaledPlane(FaultyPlane):
         return None
 
     def missing(self) -> list[str]:
-        """As for any plane, but for loaders that were merged; and no source is left to one of these."""
+        """Return what is missing, merged loaders excepted, and check that no source is left to a merged loader."""
         ended = {f"loader-{number}" for number in self._retired}
         left = [s for s, number in enumerate(self._role) if number in self._retired]
         assert not left, f"sources {left} are left to loaders that have ended"
@@ -144,7 +144,7 @@ class ScaledPlane(FaultyPlane):
         )
 
     def _begin(self, command: ScalerCommand) -> None:
-        """Begin with a change; what it needs of others comes in later messages."""
+        """Begin a change; its questions to other roles follow in later messages."""
         self.changed_s.append(float(self._bag.delivered))
         self._changing, self._killed_before = True, self.killed
         match command:
@@ -168,7 +168,8 @@ class ScaledPlane(FaultyPlane):
             case MergeLoader(role=role, sources=sources, to=to):
                 self._saw("the scaler merges two loaders", "scaler")
                 number = int(role.removeprefix("loader-"))
-                # Those too that an edit is yet to add: its loader is chosen beside another's.
+                # This includes sources that an edit will add later: their loader is chosen together with that of
+                # another source.
                 coming = range(len(self.planner.names), len(self._role))
                 more = [s for s in coming if self._role[s] == number]
                 self._shift([*sources, *more], int(to.removeprefix("loader-")), number)
@@ -212,5 +213,5 @@ class ScaledPlane(FaultyPlane):
         self._lives[number] = [None] * len(self._lives[number])
 
     def _find_place(self) -> None:
-        if not self._retired:  # a place is looked for, for whoever there is
+        if not self._retired:  # look for a place for any loader that exists
             super(ScaledPlane, self)._find_place()

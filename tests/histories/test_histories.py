@@ -44,7 +44,7 @@ def test_no_promise_breaks_in_any_history_and_much_came_about():
     broken, seen = broken_of(range(FEW))
 
     assert broken == []
-    # What is rarer than this comes about among the many.
+    # Anything rarer than this happens somewhere in the large number of histories.
     assert len([what for what in EVERYTHING if seen[what]]) >= len(EVERYTHING) - 6
 
 
@@ -69,7 +69,7 @@ def test_what_a_history_leaves_goes_without_a_look_for_cycles():
     worlds = [world for world in map(world_of, range(20)) if world.planner_kills and world.kills]
     with without_collection():
         for world in worlds:
-            history_of(world)  # what histories share is made
+            history_of(world)  # this builds everything that histories share
         gc.collect()
         for world in worlds:
             history_of(world)
@@ -133,7 +133,7 @@ def test_every_safeguard_is_missed_by_the_history_that_stands_with_it():
 
 
 def test_histories_break_for_want_of_a_safeguard_alone():
-    """Neither the code as it is breaks them, nor that some of it is imported anew."""
+    """Neither the unchanged code nor a fresh import of a part of it breaks the histories."""
     command = [sys.executable, "-c", NOTHING_TAKEN_AWAY]
     told = subprocess.run(
         command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=600

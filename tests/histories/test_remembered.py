@@ -1,4 +1,4 @@
-"""What is remembered changes nothing in a history."""
+"""Remembered answers change nothing in a history."""
 
 from contextlib import nullcontext
 

@@ -1,4 +1,4 @@
-"""The world of a history: what a seed gives a plane, and what is done to it."""
+"""The world of a history: the plane that a seed describes, and the faults that happen to it."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ class World:
     """All that a history depends on. The same world gives the same history."""
 
     seed: int
-    """Of the order of messages, and of whom what happens to."""
+    """The seed that decides the order of messages, the faults, and the roles that they hit."""
     scenario: int = 0
     """Number of the mix and of the data."""
     steps: int = STEPS
@@ -52,7 +52,7 @@ class World:
     pace: int = 0
     """Messages that the slowest rank computes between two steps, at most."""
     lends: bool = False
-    """Whether ranks are lent the step behind the one that they are at."""
+    """Whether ranks are lent the step after their present one."""
     small_bases: bool = False
     """Whether the journal has a base every few steps."""
 
@@ -107,7 +107,7 @@ class World:
 
     @property
     def epochs(self) -> list[list[list[int]]]:
-        """Lengths of the samples of each record of each source, those that are added last."""
+        """Lengths of the samples of each record of each source; sources that are added come last."""
         return _epochs_of(self.scenario)[: len(SOURCES) + len(self._added())]
 
     def asked(self) -> list[tuple[Change, int | None]]:
@@ -122,7 +122,7 @@ class World:
         return [change for change, _ in self.asked() if isinstance(change, AddSource)]
 
     def arguments(self) -> dict[str, Any]:
-        """Return what a plane is made of."""
+        """Return the arguments that make a plane."""
         own = ("scenario", "steps", "changes", "resizes", "small_bases")
         plain = {name: value for name, value in asdict(self).items() if name not in own}
         return plain | {
@@ -141,10 +141,11 @@ def world_of(seed: int) -> World:
     def some(*values: Any) -> Any:
         return chance.choice(values)
 
-    # Of few worlds too, and in all of these the mix is changed.
+    # Few worlds lend, and in all of these the mix changes.
     lends = seed % 16 in (10, 15)
     changes = some(0, 0, 1, 3) or 2 * lends
-    # Of one world in four, in which nobody else moves sources: what histories of others prove is known by their seeds.
+    # One world in four is scaled. Nothing else moves sources there. The seeds of the other histories are already
+    # known to prove particular cases, so they stay unscaled.
     is_scaled = seed % 8 in (5, 7)
     return World(
         seed=seed,
@@ -168,7 +169,8 @@ def world_of(seed: int) -> World:
         small_bases=some(False, False, True),
         # Last, so that it changes nothing else of a world, and none of every second one.
         places=some(0, 0, 1, 2),
-        # Of few worlds, for it changes others: what their histories prove is known by their seeds.
+        # Few worlds move constructors, because moves change other events, and the seeds of the other histories are
+        # known to prove particular cases.
         constructor_moves=some(1, 2, 3) if seed % 4 == 3 else 0,
         scaler=some(2, 3, 4) if is_scaled else 0,
         pace=some(0, 20, 60) if is_scaled else some(20, 60) if lends else 0,
