@@ -43,7 +43,7 @@ QWEN = (
     "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""That of Qwen2-VL, without videos: content is a text or a list of parts."""
+"""The template of Qwen2-VL, without videos: content is a text or a list of parts."""
 QWEN_MARKED = QWEN.replace(
     "\n{% if message['content'] is string %}",
     "\n{% if message['role'] == 'assistant' %}{% generation %}"
@@ -62,7 +62,7 @@ LLAVA = (
     "{{ content['text'] + ' '}}{% endgeneration %}{% endfor %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
-"""That of LLaVA 1.5: content is a list of parts alone, and images come first."""
+"""The template of LLaVA 1.5: content is always a list of parts, and images come first."""
 
 GEMMA = (
     "{{ bos_token }}{% for message in messages %}{{ '<start_of_turn>' }}"
@@ -72,7 +72,7 @@ GEMMA = (
     "{% elif item['type'] == 'text' %}{{ item['text'] | trim }}{% endif %}{% endfor %}{% endif %}"
     "{{ '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
-"""As Gemma 3 has it: of an image one token, which the processor replaces."""
+"""The template of Gemma 3: each image has one token, which the processor replaces."""
 SMOLVLM = (
     "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
     "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
@@ -80,7 +80,7 @@ SMOLVLM = (
     "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
-"""As SmolVLM has it: content is a list of parts alone."""
+"""The template of SmolVLM: content is always a list of parts."""
 
 _WORDS = (
     "the answer is that fields hold no water",
@@ -113,8 +113,8 @@ def write_model(folder: Path, template: str, special: Sequence[str] = (), text: 
     Args:
         folder: Where; made if it is missing.
         template: The chat template.
-        special: Special tokens beside those of the templates of text.
-        text: What it learns to join beside words of conversations.
+        special: Special tokens in addition to those of the text templates.
+        text: Text whose letters the tokenizer learns to join, in addition to the words of conversations.
     """
     library = Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

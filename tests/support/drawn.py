@@ -29,7 +29,7 @@ __all__ = [
 PLACEHOLDER = 7
 """A byte that no caption holds."""
 END = 256
-"""Of a document, by the tokenizer of bytes."""
+"""End of a document in the tokenizer of bytes."""
 
 
 def an_images_transform(**changes):
@@ -45,7 +45,7 @@ def ramp(height, width):
 
 
 def are_all_placed(rows):
-    """Tell whether the placeholders in some rows are those of their images, and no others."""
+    """Return whether the placeholders in some rows are exactly those of the rows' images."""
     flat = rows.tokens_RT.reshape(-1)
     marked = np.zeros(len(flat), np.bool_)
     for first, count in places_of(rows).tolist():

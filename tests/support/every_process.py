@@ -9,10 +9,10 @@ __all__ = ["every_process"]
 
 
 def every_process() -> Iterator[psutil.Process]:
-    """Return all processes, none by what was known of its number before.
+    """Return all processes, without what psutil remembers about earlier processes with the same numbers.
 
-    ``psutil.process_iter`` keeps them between two looks. Where a suite has started as many as there are numbers, one
-    that is found so is another one by now, and takes no signal.
+    ``psutil.process_iter`` keeps its objects between two calls. If a test suite has started more processes than there
+    are process numbers, a kept object may stand for a different process, which then refuses signals.
     """
     for pid in psutil.pids():
         with suppress(psutil.Error):  # it has ended meanwhile

@@ -1,4 +1,4 @@
-"""How many examples of a property there are: few in every run, and many in `make soak`."""
+"""The number of examples of a property: few in every run, and many in `make soak`."""
 
 from hypothesis import settings
 
@@ -9,5 +9,5 @@ _SAME = 16
 
 
 def few(count: int, soak: int) -> settings:
-    """Return settings of ``count`` examples, the same in every run; of ``soak``, drawn anew, under another profile."""
+    """Return settings with ``count`` examples, the same in every run, or ``soak`` new ones under another profile."""
     return settings(max_examples=count if settings().max_examples == _SAME else soak)

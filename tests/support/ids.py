@@ -1,4 +1,4 @@
-"""Names of parametrised tests: what a test is given, unless that is a whole text."""
+"""Names of parametrised tests: the parameters themselves, unless a parameter is a whole text."""
 
 from collections.abc import Iterable
 from zlib import crc32
@@ -19,7 +19,7 @@ def short_id(value: object) -> str | None:
     data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
     head = value[:_SHOWN] if isinstance(value, str) else value[:_SHOWN].decode("latin-1")
     shown = head.encode("unicode_escape").decode("ascii")[:_SHOWN]
-    # Two texts that begin alike are told apart.
+    # The checksum distinguishes two texts that begin alike.
     return f"{shown}... of {len(value):,}, {crc32(data):08x}"
 
 

@@ -1,4 +1,4 @@
-"""Locks that tell who comes to them."""
+"""Locks that report which threads wait for them."""
 
 from threading import Lock
 

@@ -14,7 +14,7 @@ _LIMIT = 1 << 20
 
 
 def _group_of_this_process() -> tuple[Path, str, str] | None:
-    """Return the folder of its memory group, and its files of a limit and of what the kernel ended for it; or none."""
+    """Return the folder of this process's memory group, its file of the limit and its file of kills, or None."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, kinds, path = line.split(":", 2)
         if kinds == "memory":
@@ -33,7 +33,7 @@ def _group_of_this_process() -> tuple[Path, str, str] | None:
 def short_of_memory(process: psutil.Process) -> Iterator[Callable[[], int]]:
     """Let the kernel end a process inside, once it wants a megabyte more; gives what says how many it has ended.
 
-    Where nobody may limit memory here, the process is sent at once what the kernel would send.
+    If this process may not limit memory, the other process receives at once the signal that the kernel would send.
     """
     found = _group_of_this_process()
     with ExitStack() as stack:
@@ -50,7 +50,7 @@ def short_of_memory(process: psutil.Process) -> Iterator[Callable[[], int]]:
 def _limited(
     found: tuple[Path, str, str] | None, process: psutil.Process, stack: ExitStack
 ) -> Path:
-    """Put a process into a group with a limit; return the file that counts what the kernel has ended."""
+    """Put a process into a group with a limit; return the file in which the kernel counts its kills."""
     if found is None:
         raise FileNotFoundError("this process is in no group that limits memory")
     within, limit, counts = found

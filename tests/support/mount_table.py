@@ -1,4 +1,4 @@
-"""The kernel's table of mounts, whose changes it tells of; those of other tests are among them."""
+"""The kernel's table of mounts, whose changes the kernel reports; mounts of other tests are among them."""
 
 import select
 import time
@@ -7,7 +7,7 @@ from pathlib import Path
 __all__ = ["once_mounts_allow"]
 
 _LOOKS_AGAIN_S = 0.5
-"""For what becomes true a moment after the mount is there, of which the kernel tells nobody."""
+"""Time between looks at conditions that become true shortly after the mount and that the kernel does not report."""
 
 
 def once_mounts_allow(ask, *, within_s=60.0):

@@ -12,7 +12,7 @@ exec "$@"
 def inside(name: str) -> list[str]:
     """Return the words that put a command into a network namespace.
 
-    ``ip`` gives the command a copy of all mounts: what a test beside it mounts would live on for as
-    long as the command does, a daemon behind it, or a disk that has failed. So the copies are let go first.
+    ``ip`` gives the command a copy of all mounts. A mount of another test would live as long as the command does, and
+    with it a daemon or a failed disk. So the copies are unmounted first.
     """
     return ["ip", "netns", "exec", name, "sh", "-c", _LET_GO, "sh"]

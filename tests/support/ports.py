@@ -1,7 +1,8 @@
-"""Ports for programs that are told theirs before they listen: until then any other program may take one.
+"""Ports for programs that must know their port before they listen: until then any other program may take it.
 
-A port that the kernel chose is let go of and may be given to the next connection of anybody: tests beside this one open
-hundreds. These lie where the kernel chooses none, and are drawn from thousands.
+A port that the kernel chose is released and may then be given to the next connection of any process, and parallel
+tests open hundreds of connections. These ports lie in a range from which the kernel chooses none, and are drawn from
+thousands.
 """
 
 import random
@@ -16,7 +17,7 @@ _LEAST = 20_000
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on, and that the kernel gives to no connection."""
+    """Return a port of this machine on which no process listens and which the kernel gives to no connection."""
     (port,) = free_ports(1)
     return port
 

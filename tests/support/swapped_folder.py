@@ -18,7 +18,7 @@ def exchange(one, other):
 
 
 class Outside:
-    """What lies beside a store, and must stay as it is and unread."""
+    """The files outside a store, which must stay unchanged and unread."""
 
     def __init__(self, base):
         self.store, self.folder = base / "store", base / "outside"
@@ -69,12 +69,12 @@ class Outside:
 ANSWERS = frozenset(
     {errno.ELOOP, errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.ESTALE}
 )
-"""What a call may say while its folder comes and goes."""
+"""Errors that a call may raise while its folder comes and goes."""
 
 
 @contextlib.contextmanager
 def may_fail():
-    """Pass over what a folder that comes and goes explains."""
+    """Ignore errors that a folder which comes and goes explains."""
     try:
         yield
     except OSError as error:

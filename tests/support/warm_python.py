@@ -1,12 +1,13 @@
 """Python, warm: a process is forked from one that has loaded what ranks need, or commands, or workers of Ray.
 
-Loading takes a rank two to four seconds of processor time, a command or the daemon of a mount one half to one and a
-half, and tests start hundreds of each. What they prove does not lie there. Started for real are: ranks in every page
-that is run, in one job that is launched and in ``test_stopped_hosts.py``; what workers of Ray are forked from wherever
-a process that was started for real opens the plane, and where their titles are looked at, for which a fork has no room;
-daemons in ``test_secrets.py``, ``test_system.py``, under every supervisor and by every command that mounts; commands in
-``test_docs_walks.py`` (the page of starts), ``test_distribution.py`` and ``test_launch.py`` (the job that comes back).
-``tests/frameworks`` fork from themselves.
+Imports take a rank two to four seconds of processor time, and a command or the daemon of a mount half a second to one
+and a half. Tests start hundreds of each, and most tests prove nothing about imports. The following processes are
+started for real. Ranks: in every page that is run, in one job that is launched, and in ``test_stopped_hosts.py``. The
+process from which Ray forks its workers: wherever a process that was started for real opens the plane, and where
+tests look at the titles of workers, for which a fork has no room. Daemons: in ``test_secrets.py``,
+``test_system.py``, under every supervisor and by every command that mounts. Commands: in ``test_docs_walks.py`` (the
+page of starts), ``test_distribution.py`` and ``test_launch.py`` (the job that comes back). ``tests/frameworks`` fork
+from themselves.
 
     with WarmPython(folder, RANKS) as python:
         subprocess.Popen([python.path, "rank.py", "1"])
@@ -18,9 +19,9 @@ parent and its namespaces.
 
     WarmPopen([sys.executable, "-m", "omniload", "mix", "check"], python_of=lambda words: python)
 
-A program that the process of the tests itself starts needs nobody to stand for it: it is forked as a child of that
-process (``_forked_beside``), with its identifier, signals and end, its files, folder, variables and limits. It is
-started for real wherever it would inherit something else than the warm process did: see ``_inherited``.
+A program that the test process itself starts needs no stand-in: it is forked as a child of that process
+(``_forked_beside``), with its identifier, signals and end, its files, folder, variables and limits. It is started for
+real if it would inherit anything else than the warm process did: see ``_inherited``.
 """
 
 import atexit
@@ -69,7 +70,7 @@ RANKS = (
     # Ray is not among them: it takes settings from variables when it is loaded.
     *("omniload.actors.local.plane", "trainer_integration.run.trainer"),
     *("omniload.base.cli", "trainer_integration.cli", "trainer_integration.commands.run"),
-    # What Ray loads of others takes half the time that it takes a rank to load it.
+    # Ray's imports of other packages take half as long as those of a rank.
     *WORKERS,
 )
 _DAEMONS = (
@@ -78,7 +79,7 @@ _DAEMONS = (
 )
 COMMANDS = (
     *_DAEMONS,
-    "fusefs.bridge.libfuse.loop",  # which a daemon loads as it mounts
+    "fusefs.bridge.libfuse.loop",  # imported by a daemon when it mounts
     *("fusefs.cli", "omniload.cli", "snapshot.commands.env", "snapshot.commands.image"),
     *("omniload.commands.mix_tables", "omniload.commands.opening", "rich.table"),
     # Loaded late, by a verb alone or as it opens a source: half of the time that a command of a small mix takes.
@@ -103,7 +104,7 @@ _PR_SET_MM_MAP = 14
 _OF_STATUS = ("Umask", "Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp", "Cpus_allowed:")
 # Every Python ignores them from its beginning, whatever its starter does: Java, in that one, has handlers of them.
 _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
-# Java, where a test has begun one, raises that of open files, and blocks a signal.
+# If a test has started Java, Java raises the limit of open files and blocks a signal.
 _LIMITS = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
 _OF_CHILDREN = ".children"
 _SIZE_BYTES = 8
@@ -147,15 +148,15 @@ class WarmPython:
 
         Args:
             folder: That folder.
-            modules: What is loaded.
+            modules: The modules to load.
             workers: What workers of Ray are forked from where a process that was forked from this one opens a plane.
         """
         self.path = str(folder / "python")
-        """What to start in place of ``sys.executable``."""
+        """Program to start instead of ``sys.executable``."""
         self.for_launchers = {"PYTHON_EXEC": self.path}
         """Variables by which torchrun, and our launcher, start ranks with it."""
         self.folder = folder
-        """To be first in ``PATH`` where a shell is to start ``omniload`` warm."""
+        """Folder that must be first in ``PATH`` if a shell is to start ``omniload`` warm."""
         self._address = str(folder / "socket")
         self._owner = os.getpid()
         self._inherited = _inherited()
@@ -310,7 +311,7 @@ def is_for_workers(words: object) -> bool:
 
 
 def is_process(words: object) -> bool:
-    """Return whether these are the words of a program that lies beside what tests share: a rank, a driver, a node."""
+    """Return whether these are the words of a program among the shared test code: a rank, a driver, a node."""
     if not isinstance(words, list) or len(words) < 2 or words[0] != sys.executable:
         return False
     return Path(words[1]).parent in _PROCESSES
@@ -330,7 +331,7 @@ def _folders(variables: Mapping[Any, Any]) -> list[str]:
 
 
 def _inherited() -> tuple[object, ...]:
-    """Return what a process has from the one that starts it, beside what is handed over."""
+    """Return the attributes that a process inherits from its parent, apart from those that are handed over."""
     status = Path("/proc/thread-self/status").read_text(encoding="utf-8").splitlines()
     (ignored,) = (int(line.split()[1], 16) for line in status if line.startswith("SigIgn"))
     places = Path("/proc/thread-self/ns")
@@ -352,7 +353,7 @@ def serve(address: str) -> tuple[list[str], bool]:
     """
     with _listening(address) as stand_ins, _listening(address + _OF_CHILDREN) as children:
         assert len(list(Path("/proc/self/task").iterdir())) == 1, "a thread is in no fork"
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the ones between
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the processes in between are not waited for
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         while True:
@@ -402,7 +403,7 @@ def _as_child(asked: dict[str, Any], held: list[int], connection: socket.socket)
 
 
 def _as_script(asked: list[Any], held: list[int], connection: socket.socket) -> list[str]:
-    """Be the script of a stand-in, which a process between the two tells how it ends."""
+    """Run as the script of a stand-in; a process between the two reports its end to the stand-in."""
     command, folder, environment, parent, numbers = asked
     if pid := os.fork():
         for descriptor in (0, 1, 2, *held):
@@ -418,16 +419,16 @@ def _as_script(asked: list[Any], held: list[int], connection: socket.socket) -> 
     _have_variables(environment)
     named = [sys.executable, *command]
     if is_for_workers(named) or command[:2] == _KEEPS_REPORT:
-        # Whoever ends a plane knows its processes by a mark among their variables.
+        # Code that ends a plane recognises the plane's processes by a mark among their variables.
         _be_named(named, environment)
     return command
 
 
 def _have_variables(variables: Mapping[str, str]) -> None:
-    """Have these variables, and nothing that was made of those before."""
+    """Set these variables, and clear everything that was computed from the old ones."""
     os.environ.clear()
     os.environ.update(variables)
-    tempfile.tempdir = None  # whoever has loaded much has looked for it
+    tempfile.tempdir = None  # a large module has already looked for it
 
 
 def _take(held: list[int], numbers: list[int]) -> None:
@@ -448,7 +449,8 @@ def _moved(descriptor: int, numbers: list[int]) -> int:
 
 def _forked_beside() -> int:
     """Fork as ``os.fork`` does, but a child of the parent of this process: that waits for it, and has its signals."""
-    # Where the C library has the number of its thread: the kernel writes that of the child there, as for its own fork.
+    # The place where the C library has the number of its thread: the kernel writes the child's number there, as for
+    # its own fork.
     its_number = ctypes.c_ulong()
     if _LIBC.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(its_number), _NONE, _NONE, _NONE):
         raise OSError(ctypes.get_errno(), "prctl")
@@ -468,9 +470,9 @@ def _forked_beside() -> int:
 
 
 def _be_named(command: list[str], variables: Mapping[str, str]) -> None:
-    """Show the command line and variables where ``ps`` reads them; those that are stay where a kernel refuses."""
+    """Show the command line and variables where ``ps`` reads them; if a kernel refuses, the old ones stay."""
     line, block = _kept(command), _kept([f"{name}={value}" for name, value in variables.items()])
-    # As proc_pid_stat(5) counts from its third on; all the rest stays as it is.
+    # Fields from the third on, as in proc_pid_stat(5); all others stay unchanged.
     text = Path("/proc/self/stat").read_text(encoding="utf-8")
     _, *fields = (int(field) if field.isdigit() else 0 for field in text.rpartition(")")[2].split())
     code, stack, data, heap = fields[22:24], fields[24], fields[41:43], fields[43]
@@ -516,7 +518,7 @@ def _enter_namespaces_of(connection: socket.socket) -> None:
 
 
 def _watch(pid: int, connection: socket.socket) -> int:
-    """Tell who asked how the process ends; end it where that one ends first."""
+    """Report to the asking process how the process ends; end the process if the asking process ends first."""
     connection.sendall(b"%d\n" % pid)
     ended = os.pidfd_open(pid)
     if ended not in select.select([connection, ended], [], [])[0]:
@@ -538,7 +540,7 @@ def become(command: list[str]) -> None:
         sys.path.insert(0, str(Path.cwd()))
         sys.argv = command[1:]
         if not hasattr(sys.modules.get(command[1]), "__path__"):
-            sys.modules.pop(command[1], None)  # to be run, and not run twice
+            sys.modules.pop(command[1], None)  # it is run anew and must not be imported already
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
     elif command[0] == "-c":
         sys.path.insert(0, "")

@@ -1,4 +1,4 @@
-"""What is done in a local store before its power fails: ``python -m`` this, with the store and the work.
+"""Work on a local store before its power fails. Run with ``python -m``, the store and the work.
 
 The process ends at once when the work is done: nothing is closed, and nothing becomes durable by time.
 """

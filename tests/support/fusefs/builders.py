@@ -12,7 +12,7 @@ MiB = 1 << 20
 
 
 class TinyFiles(StripedFiles):
-    """Striped files whose unit is far below what a user may set."""
+    """Striped files whose unit is far below the smallest one that a user may set."""
 
     def __init__(self, store, config, layout):
         super().__init__(store, config)

@@ -30,7 +30,7 @@ def all_bytes_of(version):
 
 
 def fill(copy, version, units=None):
-    """Store units, all of them unless told; return those that are here then."""
+    """Store units, all of them by default; return the units that the copy now has."""
     chosen = range(version.num_units) if units is None else units
     return [u for u in chosen if copy.store(span_of(version, u), bytes_of(version, u))]
 

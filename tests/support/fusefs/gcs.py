@@ -1,4 +1,4 @@
-"""A server that speaks Google's Cloud Storage (gcp-storage-emulator), and what its client is told of it."""
+"""A server that speaks Google's Cloud Storage (gcp-storage-emulator), and the settings of its client."""
 
 import contextlib
 import os

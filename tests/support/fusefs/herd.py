@@ -24,7 +24,7 @@ CONFIG = FilesConfig(striping=Striping(unit=4096, count=2), plain_limit=4096)
 
 
 class GatedStore(MemoryStore):
-    """Counts what is asked about the file, and answers once ``all_asked``."""
+    """Counts the questions about the file, and answers once ``all_asked`` is set."""
 
     def __init__(self):
         super().__init__()
@@ -53,7 +53,7 @@ class GatedStore(MemoryStore):
 
 
 class Herd(StoreFileSystem):
-    """Knows how many will come; ``user.counts`` of the file tells what they cost."""
+    """Knows how many readers will come; ``user.counts`` of the file returns their requests."""
 
     def __init__(self, files, store, size):
         super().__init__(files, SpoolPlace())

@@ -1,7 +1,7 @@
 """A daemon that interrupts who starts it, as Ctrl-C does, and never becomes ready.
 
-``python -m tests.support.fusefs.interrupting_daemon READY_FD FILE [stubborn]``; once told to end
-by SIGTERM it says so in FILE, and ends, unless it is stubborn.
+``python -m tests.support.fusefs.interrupting_daemon READY_FD FILE [stubborn]``. When SIGTERM asks it to end, it says
+so in FILE and ends, unless it is stubborn.
 """
 
 import os

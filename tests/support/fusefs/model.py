@@ -59,7 +59,7 @@ class Side:
         self.close(slot)
         if self.at(
             name
-        ).is_dir():  # what a descriptor of a directory answers differs by file system
+        ).is_dir():  # the answer of a descriptor of a directory differs between file systems
             raise IsADirectoryError(errno.EISDIR, "directory")
         self.open_files[slot] = os.open(self.at(name), FLAGS[mode], 0o644)
 
@@ -155,7 +155,7 @@ class Side:
                 os.close(file)
 
     def uncache(self, slot):
-        """Have the kernel drop what it holds of an open file."""
+        """Make the kernel drop its cache of an open file."""
         if slot in self.open_files:
             os.posix_fadvise(self.open_files[slot], 0, 0, os.POSIX_FADV_DONTNEED)
 

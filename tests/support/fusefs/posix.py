@@ -1,8 +1,8 @@
 """Calls whose answers POSIX lays down, each made in a fresh folder: on a mount and on a local directory alike.
 
-A case is a function of the folder; what it returns, or the errno it ends with, must be the
-same on both sides. The folder holds ``f`` (a file), ``d`` (an empty directory), ``full/f``
-and ``l`` (a link to ``f``), ``dangling`` and ``loop``.
+A case is a function of the folder. Its return value, or the errno that it raises, must be the same on both sides. The
+folder holds ``f`` (a file), ``d`` (an empty directory), ``full/f`` and ``l`` (a link to ``f``), ``dangling`` and
+``loop``.
 """
 # ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH115, PTH116, PTH123, PTH202, PTH208, PTH211 -- system calls are tested
 
@@ -29,7 +29,7 @@ def case(function):
 
 
 def answer(call, folder):
-    """Return what a case returns, or the name of its errno."""
+    """Return the result of a case, or the name of its errno."""
     try:
         return call(folder)
     except OSError as error:
@@ -673,7 +673,7 @@ def flock_between_two_opens(at):
 
 
 F_OFD_SETLK = 37
-"""Of linux/fcntl.h; locks of open files, not of processes."""
+"""Lock command from linux/fcntl.h, for locks that belong to open files and not to processes."""
 
 
 @case

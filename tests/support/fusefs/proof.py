@@ -58,7 +58,7 @@ class ProvenMount:
         return done.stdout + done.stderr
 
     def check(self):
-        """The mount answers, its daemon met no defect, and the store holds what it should."""
+        """Check that the mount answers, its daemon met no defect, and the store has the expected objects."""
         assert self.process.poll() is None, self.log.read_text()
         numbers = orjson.loads((self.root / ".omnifs/stats.json").read_bytes())
         assert numbers["version"] == 1
@@ -74,7 +74,7 @@ class ProvenMount:
         self._verify(lambda report: report.faults == [])
 
     def remount(self):
-        """Unmount, and mount anew: what is there afterwards is on the store."""
+        """Unmount and mount again: everything that is there afterwards comes from the store."""
         self.end()
         self.process = start(self.config, log_path=str(self.log))
 

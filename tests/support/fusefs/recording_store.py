@@ -1,4 +1,4 @@
-"""A store in memory that notes what it is asked: each call that a remote store would answer by a request."""
+"""A store in memory that records each call for which a remote store would need a request."""
 
 import dataclasses
 import threading
@@ -8,7 +8,7 @@ from fusefs.stores.remote.object_store import ObjectStore
 
 
 class RecordingStore(MemoryStore):
-    """Notes method and path; what a method asks of the store itself is part of its request.
+    """Records method and path. Calls that a method makes to the store itself are part of its request.
 
     Args:
         notes: Whether calls about a path are noted.
@@ -20,11 +20,11 @@ class RecordingStore(MemoryStore):
         self.reads = []
         """Offset and size of each read that is noted."""
         self.mtime_ns = None
-        """As old as that are all files, where it is set."""
+        """Modification time of all files, if set."""
         self._notes, self._inside = notes, threading.local()
 
     def since(self):
-        """Return what was asked since this was last called."""
+        """Return the requests since the last call of this method."""
         calls, self.calls = self.calls, []
         return calls
 
@@ -41,7 +41,7 @@ class RecordingStore(MemoryStore):
         return self._noted("create", path)
 
     def publish(self, path, data, before=None, mode=None):
-        def asked(there):  # by whoever publishes: its own requests
+        def asked(there):  # the requests of the publishing code itself
             self._inside.any = False
             try:
                 before(there)

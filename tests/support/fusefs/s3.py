@@ -1,4 +1,4 @@
-"""A server that speaks S3 (moto), and what it was asked."""
+"""A server that speaks S3 (moto), and a record of its requests."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from pyarrow import fs as pafs
 from tests.support.ports import free_port
 
 STARTED_S = 120
-"""For a server that loads on a busy machine."""
+"""Limit for the start of a server on a busy machine."""
 _REQUEST = re.compile(r"(HEAD|GET|PUT|POST|DELETE) (/\S*) HTTP/")
 _KEY = re.compile(r"^/[^/?]+/?")
 
@@ -60,7 +60,7 @@ def a_server(command: list[str], port: int, log: Path, *, both: bool = False):
     Args:
         command: What starts it.
         port: Where it will listen.
-        log: The file that keeps what it says of errors.
+        log: The file that keeps the server's standard error.
         both: Whether that is kept, too, which it says else.
     """
     with log.open("wb") as said:

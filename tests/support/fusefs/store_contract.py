@@ -1,4 +1,4 @@
-"""What every store promises; a new store adds a fixture named ``store`` that starts empty."""
+"""The promises of every store; a new store adds a fixture named ``store`` that starts empty."""
 
 import errno
 

@@ -1,4 +1,4 @@
-"""Code that runs as a user without rights: as nobody where the tests run as root, else as ourselves."""
+"""Code that runs as a user without rights: as ``nobody`` if the tests run as root, else as the present user."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ NOBODY = _AS_NOBODY if os.getuid() == 0 else []
 
 
 def run_unprivileged(code, folder, while_up):
-    """Run ``code`` with ``folder``: it says ``up``, waits for a line, and says ``down``; return what it logged."""
+    """Run ``code`` with ``folder``; it says ``up``, waits for a line and says ``down``. Return its log."""
     process = subprocess.Popen(
         [*NOBODY, sys.executable, "-c", code, str(folder)],
         stdin=subprocess.PIPE,

@@ -1,7 +1,7 @@
 """Files that are replaced while others read them: what each version holds, and readers that compare.
 
-A version tells its number in every eight bytes, and has a length that no version near it has. So of
-whatever a reader finds it can be told which version that is, whole, or that no version ever held it.
+Every eight bytes of a version contain its number, and its length differs from that of every version near it. So the
+bytes that a reader finds show which whole version they are, or that no version ever had them.
 """
 
 import errno
@@ -37,11 +37,11 @@ def content(number):
 
 
 def what_is_wrong(data, sizes):
-    """Return what is wrong with all that one open showed; None where it is one version.
+    """Return the fault in the bytes that one open showed, or None if they are one version.
 
     Args:
         data: All bytes that were read.
-        sizes: What ``fstat`` told meanwhile.
+        sizes: The sizes that ``fstat`` reported meanwhile.
     """
     if not data:
         return "empty"
@@ -55,7 +55,7 @@ def what_is_wrong(data, sizes):
 
 
 def read_once(path, chance, *, opened=None):
-    """Open a file, read all of it in pieces, and tell how it went: ``whole``, ``stale`` or what is wrong.
+    """Open a file, read all of it in pieces, and return the outcome: ``whole``, ``stale`` or a fault.
 
     Args:
         path: What to open.
@@ -87,7 +87,7 @@ def _named(error, stale):
 
 
 def replace(path, number):
-    """Write a version beside a file and rename it over."""
+    """Write a version next to a file and rename it over the file."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     new.write_bytes(content(number))
     new.replace(path)
@@ -105,13 +105,13 @@ def race(readers, writers, *, reads, within_s, rest_s=0.0, seed=0):
     Args:
         readers: For each reader, the paths it reads.
         writers: For each writer, the paths it replaces, and how: ``replace`` or ``rewrite``.
-        reads: Of all readers together; each ends with its share.
+        reads: Number of reads by all readers together; each reader ends after its share.
         within_s: After so long they end all the same.
-        rest_s: What a writer waits for after each version.
-        seed: Of everything that is left to chance.
+        rest_s: Pause of a writer after each version.
+        seed: Seed of all random choices.
 
     Returns:
-        How often each outcome came, and how many versions were written (``versions``).
+        The number of times that each outcome came, and the number of versions written (``versions``).
     """
     spawning = get_context("fork")
     over, answers = spawning.Event(), spawning.SimpleQueue()
@@ -136,7 +136,8 @@ def race(readers, writers, *, reads, within_s, rest_s=0.0, seed=0):
         for process in (*writing, *reading):
             process.join()
     finally:
-        # Of a race that is interrupted: a writer that is not told of its end would write on, and be waited for.
+        # If a race is interrupted, a writer without this signal would continue to write, and the race would wait for
+        # it.
         for process in (*writing, *reading):
             process.kill()
     return found
@@ -165,7 +166,7 @@ def race_over_mounts(roots, *, reads, readers, rest_s, within_s=3600.0, seed=0):
 
 
 def wrong_in(found):
-    """Return how often an open showed what no version ever was, by what it showed."""
+    """Return how often an open showed bytes that no version ever had, by the bytes shown."""
     return {outcome: count for outcome, count in found.items() if outcome not in _FINE}
 
 

@@ -26,14 +26,14 @@ from tests.support.ports import free_port
 CACHE = Path(os.environ.get("OMNILOAD_HDFS_CACHE", "~/.cache/omniload/hdfs")).expanduser()
 ROOT = Path(__file__).resolve().parents[3]
 JAVA_HOME = Path(os.environ.get("JAVA_HOME", "/usr/lib/jvm/java-17-openjdk-amd64"))
-# Hadoop 2.7 on Java 17 reaches into packages that are closed by now.
+# Hadoop 2.7 uses packages that Java 17 has closed.
 OPENS = [
     *(f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in ("lang", "nio", "net")),
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-exports=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
 ]
 QUICK_START = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto"]
-"""For machines that live for seconds: compiling well costs more than it saves."""
+"""Options for machines that live for seconds: thorough compilation would cost more than it saves."""
 ARCHIVE = CACHE / "classes.jsa"
 """Classes as a Java machine has loaded them: half of the time that a start takes goes to loading them from jars."""
 NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
@@ -54,11 +54,11 @@ files.delete_file(f"{root}/b")
 _TRIES = 5
 """Times that a data node is started whose port somebody took meanwhile."""
 RELAY_HOST = "127.0.0.2"
-"""Where relays listen, at the ports of the data nodes, which listen at 127.0.0.1."""
+"""Host of the relays. They use the ports of the data nodes, which listen at 127.0.0.1."""
 
 
 def why_not() -> str | None:
-    """Say what is missing for a real HDFS; None where it can be started."""
+    """Return what is missing for a real HDFS, or None if it can be started."""
     if not (JAVA_HOME / "bin/java").exists():
         return f"no JDK 17 at {JAVA_HOME}; set JAVA_HOME"
     if shutil.which("gcc") is None:
@@ -89,10 +89,10 @@ class Cluster:
     stream_rate: float | None = None
     """Most bytes per second of a connection to a data node, each direction; None for no cap."""
     notes_classes: bool = False
-    """Whether its Java machines write down which classes they load, instead of taking them from the archive."""
+    """Whether its Java machines record the classes that they load, instead of taking classes from the archive."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     ports: dict[int, int] = field(default_factory=dict)
-    """Where each data node listens."""
+    """Ports of the data nodes."""
 
     @property
     def url(self) -> str:
@@ -117,7 +117,7 @@ class Cluster:
         }
 
     def archiving(self, name: str) -> list[str]:
-        """Return what has a Java machine take its classes from the archive, or note them for one."""
+        """Return the options that make a Java machine take its classes from the archive, or record them for one."""
         if self.notes_classes:
             return [f"-XX:DumpLoadedClassList={self.folder}/{name}.classes"]
         # One of another Java is passed over: without a word, as commands are read from the same output.
@@ -150,7 +150,7 @@ class Cluster:
         self.ports[number] = ports["address"]
         settings |= {f"dfs.datanode.{key}": f"127.0.0.1:{port}" for key, port in ports.items()}
         if self.stream_rate is not None:
-            # Clients are told this name of the data node, and find the relay there.
+            # The name node gives this name of the data node to clients, so they find the relay there.
             settings["dfs.datanode.hostname"] = RELAY_HOST
             self.start_relay(number, ports["address"])
         (self.folder / f"data{number}").mkdir(exist_ok=True)
@@ -237,7 +237,7 @@ def _write_configuration(cluster: Cluster, replication: int) -> None:
     (folder / "web/webapps/static").mkdir()
     (folder / "conf/log4j.properties").write_text(
         "log4j.rootLogger=WARN,c\nlog4j.appender.c=org.apache.log4j.ConsoleAppender\n"
-        # As Hadoop's own file has it: of a client standard output is the command's.
+        # As in Hadoop's own file, because the standard output of a client belongs to the command.
         "log4j.appender.c.target=System.err\n"
         "log4j.appender.c.layout=org.apache.log4j.PatternLayout\n"
         "log4j.appender.c.layout.ConversionPattern=%d %p %c{1}: %m%n\n"
@@ -301,7 +301,7 @@ def hdfs_cluster(
         datanodes: How many.
         replication: Copies of a block; as many as there are data nodes, three at most.
         stream_rate: Most bytes per second of a connection between a client and a data node.
-        above: Directory for its folder; that of temporary files if not given.
+        above: Directory for its folder; by default that of temporary files.
     """
     fetched()
     _archive()
@@ -310,7 +310,7 @@ def hdfs_cluster(
 
 
 def _archive() -> None:
-    """Make the archive of classes where there is none: of those that a cluster and a client load."""
+    """Make the archive of classes if it is missing: the classes that a cluster and a client load."""
     if ARCHIVE.exists():
         return
     with _started(1, notes_classes=True) as cluster:

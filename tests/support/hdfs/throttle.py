@@ -28,9 +28,9 @@ class Pacer:
     def wait_s(self, size_bytes: int, now_s: float) -> float:
         """Note ``size_bytes`` and return how long to hold them back; 0 or less: not at all.
 
-        By any time ``t`` after the start, no more than ``bytes_per_s * (t - start)`` are passed
-        on. A relay that comes late, because the machine is busy, makes up for ``LATE_S`` at most,
-        so what a connection was idle is not saved up.
+        At any time ``t`` after the start, at most ``bytes_per_s * (t - start)`` bytes were passed on. A relay that is
+        late because the machine is busy makes up for at most ``LATE_S``, so the idle time of a connection is not
+        saved up.
         """
         self.due_s = max(self.due_s, now_s - LATE_S) + size_bytes / self.bytes_per_s
         return self.due_s - now_s

@@ -131,13 +131,13 @@ def pieces_of(*rows: Sequence[int]) -> PieceTable:
 
 
 def resealed(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state with a digest that fits, as whoever tampers with it can make one."""
+    """Return a state whose digest fits, as anyone who tampers with a state can make."""
     return sealed({key: value for key, value in state.items() if key != "blake2b"})
 
 
 @lru_cache(maxsize=1 << 14)
 def tokens_of(source: int, position: int, sub: int, length: int) -> np.ndarray:
-    """Return the tokens of a sample: every one of them tells where it comes from."""
+    """Return the tokens of a sample; each token shows the sample that it belongs to."""
     key = (source * 1_000_003 + position * 10_007 + sub * 101) % 2_000_000
     tokens = (key * 1000 + np.arange(length)).astype(np.int32)
     tokens.flags.writeable = False
@@ -160,7 +160,7 @@ def a_plan(
     microbatches: Sequence[int] | None = None,
     **changes: Any,
 ) -> StepPlan:
-    """Return a plan of ``rows``, each a list of pieces; all in the one microbatch of rank 0 unless told."""
+    """Return a plan of ``rows``, each a list of pieces; by default all rows are in one microbatch of rank 0."""
     pieces = pieces_of(*[piece for row in rows for piece in row])
     dp_ranks = [0] * len(rows) if dp_ranks is None else dp_ranks
     microbatches = [0] * len(rows) if microbatches is None else microbatches
@@ -225,7 +225,7 @@ def a_microbatch(
 def some_facts(
     records: Sequence[int], order: str = "aa", shards: str = "cc", content: str = "ee"
 ) -> list[SourceFacts]:
-    """Return what was found in sources of so many records."""
+    """Return the findings about sources with these numbers of records."""
     return [
         SourceFacts(
             positions_per_epoch=count,
@@ -260,7 +260,7 @@ def a_planner(
 
 
 def released_by(commands):
-    """Return the steps before which constructors let go of theirs, as the commands of a planner say one by one."""
+    """Return the steps up to which each constructor may release its steps, from the commands of a planner."""
     steps = []
     for command in commands:
         if isinstance(command, ReleaseSteps):

@@ -1,4 +1,4 @@
-"""Runs that come to the end of their data: simulated, and planned by membership alone."""
+"""Runs that reach the end of their data: simulated, and planned by membership alone."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -55,7 +55,7 @@ def memberships(world: Mapping[str, Any], known: int) -> list[tuple[Any, ...]]:
 def starved_draws(
     world: Mapping[str, Any], known: Sequence[int], more: int
 ) -> Iterator[tuple[Starved, object]]:
-    """Yield what each draw of a run starved by, and what it gives with ``more`` records known of all other sources."""
+    """Yield the sources that starve each draw, and the same draw with ``more`` known records of all other sources."""
     epochs, ends_S = world["epochs"], [len(epoch) for epoch in world["epochs"]]
     for state, ahead, found in _draws(world, known):
         if isinstance(found, Starved):
@@ -70,7 +70,7 @@ def starved_draws(
 def _draws(
     world: Mapping[str, Any], known: Sequence[int]
 ) -> Iterator[tuple[MixState, list[SampleTable], Membership | Starved | Exhausted]]:
-    """Draw step after step; yield the state before each draw, what was known, and what came of it."""
+    """Draw step after step; yield the state before each draw, the known metadata, and the result of the draw."""
     mix, state = world["mix"], MixState.start(len(world["epochs"]))
     ends_S = [len(epoch) for epoch in world["epochs"]]
     found: Membership | Starved | Exhausted | None = None
@@ -88,5 +88,5 @@ def _draws(
 def _ahead(
     state: MixState, epochs: Sequence[Sequence[Sequence[int]]], counts: Sequence[int]
 ) -> list[SampleTable]:
-    """Return so many raw positions of metadata of each source, from its cursor on."""
+    """Return metadata of this many raw positions of each source, from its cursor on."""
     return [known_ahead(state, epochs, count)[s] for s, count in enumerate(counts[: len(epochs)])]

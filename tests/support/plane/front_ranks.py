@@ -1,4 +1,4 @@
-"""Ranks that open a mix by ``omniload.open``, as processes: how they are started, and what they were handed."""
+"""Ranks that open a mix by ``omniload.open``, as processes: how to start them, and the batches that they received."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def a_mix_file(folder, **runtime):
 
 
 def environment(**more):
-    """Return this process's variables without those of a launcher or of a Ray."""
+    """Return this process's variables without those of a launcher or of Ray."""
     mine = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM_"))}
     return mine | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | more
 

@@ -1,4 +1,4 @@
-"""What a journal promises wherever it lies: inherit, and give ``place``, a fixture that opens it.
+"""The promises of a journal, wherever it is stored: inherit, and provide ``place``, a fixture that opens it.
 
 ``place()`` is for who reads, ``place(claimed=True)`` for a planner; both see what planners before them wrote.
 """
@@ -20,7 +20,7 @@ WORLD = {"step": 2, "generation": 1, "sizes": {"dp": 3}}
 
 
 def claiming(open_storage):
-    """Return ``place``: what opens a storage, and claims it for a planner."""
+    """Return ``place``: a function that opens a storage and claims it for a planner."""
 
     def place(*, claimed=False):
         storage = open_storage()
@@ -186,7 +186,7 @@ class JournalContract:
 
 
 class StoredJournalContract(JournalContract):
-    """What a journal of objects promises beyond."""
+    """The further promises of a journal of objects."""
 
     steps = 400
     """Written one by one: fewer where a put takes long."""
@@ -228,7 +228,7 @@ class StoredJournalContract(JournalContract):
                 journal.append(record.to_json(NAMES))
             with place().opened().detach() as reader:
                 begun = reader.read(100)
-                opened(place(claimed=True), FOUND[3]).close()  # its start holds what was small
+                opened(place(claimed=True), FOUND[3]).close()  # its start contains the small values
                 read = begun + b"".join(iter(lambda: reader.read(100), b""))
 
         assert read == unbroken(tmp_path, FOUND[:4])

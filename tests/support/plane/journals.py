@@ -41,12 +41,12 @@ def records_between(found):
 
 
 def opened(path, state, fingerprint=PRINT, **changes):
-    """Return the journal of a run that goes on from a state."""
+    """Return the journal of a run that resumes from a state."""
     return Journal.leading_up(path, state.to_json(NAMES, fingerprint), state.digest(), **changes)
 
 
 def a_journal(path, found, *, first=0, every=0, **changes):
-    """Write a journal of all steps between states, with a base every so many steps."""
+    """Write a journal of all steps between states, with a base every ``every`` steps."""
     with opened(path, found[first], **changes) as journal:
         for record, after in zip(records_between(found[first:]), found[first + 1 :], strict=True):
             journal.append(record.to_json(NAMES))

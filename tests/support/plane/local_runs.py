@@ -44,7 +44,7 @@ def steps_of(spec, num_steps=4):
 
 
 def require_resumed_exactly(folder, mix, num_steps=6):
-    """Find that one rank of a mix goes on exactly from the state before each of so many steps."""
+    """Check that one rank of a mix resumes exactly from the state before each of ``num_steps`` steps."""
 
     def make(state):
         return OneRank(LocalPlane(a_spec(folder, mix, state=state)))

@@ -23,7 +23,7 @@ def below(chance: random.Random, limit: int) -> int:
 
 
 class Way(NamedTuple):
-    """Where a source is served: later turns are greater."""
+    """The member that serves a source; later turns are greater."""
 
     turn: int
     number: int
@@ -38,7 +38,7 @@ class Moment:
     at: int
     """Messages delivered before it."""
     role: str
-    """Where; empty for what the world does."""
+    """The role at which it happens; empty for the events of the world."""
     what: str
     content: tuple[object, ...] = ()
 
@@ -49,15 +49,15 @@ class Message(NamedTuple):
     receiver: Callable[..., object]
     content: tuple[object, ...] = ()
     to: str = ""
-    """The role that hears it; none for what the world does."""
+    """The role that receives it; empty for the events of the world."""
     waits: bool = False
-    """Whether it waits for others. It is not repeated: each copy would wait, and be repeated, in its turn."""
+    """Whether it waits for others. Such a message is not repeated: each copy would wait and be repeated again."""
     not_before: int = 0
-    """It is on its way until so many messages were delivered."""
+    """The number of messages that are delivered before this one."""
 
     @property
     def name(self) -> str:
-        """What is called."""
+        """The name of the called function."""
         return getattr(self.receiver, "__name__", "call").removeprefix("_")
 
 
@@ -73,13 +73,13 @@ class MessageBag:
     slow_share: float = 0.0
     """Share of messages that are on their way for a long time."""
     cuts: int = 0
-    """Times that a role is cut off: what is sent to it stays under way, until the network is whole again."""
+    """Times that a role is cut off: messages to it stay undelivered until the network is whole again."""
     fired: Counter[str] = field(default_factory=Counter)
-    """What was done to messages, and how often."""
+    """The faults of messages, and how often each one happened."""
     under_way: list[Message] = field(default_factory=list)
     delivered: int = 0
     _cut: dict[str, int] = field(default_factory=dict)
-    """Roles that are cut off, until so many messages were delivered."""
+    """Roles that are cut off, with the number of delivered messages at which each one returns."""
 
     def __bool__(self) -> bool:
         return bool(self.under_way)
@@ -105,7 +105,7 @@ class MessageBag:
         return role
 
     def is_cut_off(self, role: str) -> bool:
-        """Tell whether nothing reaches a role now."""
+        """Return whether a role is unreachable now."""
         return self._cut.get(role, 0) > self.delivered
 
     def take(self, at: int) -> Message | None:

@@ -76,7 +76,7 @@ def a_job(mix: MixConfig | None = None, *, ranks: int = 1, **changes: Any) -> Jo
 
 
 def planned(profile: Profile, job: Job, **costs: float) -> Profile:
-    """Return the profile with what planning takes for a job: round figures, and what is said."""
+    """Return the profile with the costs of planning for a job: round figures, and the given ones."""
     rounded = {"report_s": 1e-4, "taken_s": 1e-5, "step_s": 1e-3, "part_s": 1e-4} | costs
     mix, ranks = job.spec.mix, job.spec.tree.size_of("dp")
     size = {"ranks": ranks, "sources": len(mix.names), "tokens": mix.batch.tokens}

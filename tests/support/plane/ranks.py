@@ -16,7 +16,7 @@ CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""As models on hubs have it in their ``tokenizer.json``: greedy, where tiktoken writes possessive repeats."""
+"""The pattern of CL100K as in ``tokenizer.json`` on hubs: greedy. tiktoken's own pattern has possessive repeats."""
 
 
 def trained(pattern=None):

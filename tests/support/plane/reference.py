@@ -31,7 +31,7 @@ __all__ = [
 
 
 SHARDS = 3
-"""Shards of a source in memory: its records are dealt to them in turn."""
+"""Shards of a source in memory; records are dealt to them in rotation."""
 
 
 def read_range(
@@ -92,7 +92,7 @@ def known_ahead(
 ) -> list[SampleTable]:
     """Return ``count`` raw positions of metadata of every source, from its cursor on.
 
-    Of shards that are left out a record that is begun is drawn to its end, and no other.
+    In a shard that is left out, a record that has begun is drawn to its end. No other record of the shard is drawn.
     """
     tables = []
     for source, (epoch, (position, sub, token)) in enumerate(
@@ -125,7 +125,7 @@ def reference_digests(
     records_S = [len(epoch) for epoch in epochs]
     for _ in range(num_steps):
         _, state = history.entered(state)
-        # Of a history that is known whole every stage has begun already, and nothing is found.
+        # In a history that is known completely, every stage has begun already, and nothing needs to be found.
         history = with_begun(history, state, records_S)
         mix, state = history.entered(state)
         count, left_out = 64, left_out_by(history.edits, state.step, mix.names)

@@ -34,8 +34,8 @@ def assert_resumes_exactly(
     """Save before every item; from each state, read the rest again and compare it.
 
     Args:
-        make: Returns what is tested, new or from a state, in a ``with``.
-        digest: Tells items apart.
+        make: Returns the tested object, new or from a state, in a ``with``.
+        digest: Returns a value that distinguishes items.
         num_items: Items to read; there may be fewer.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Prompts in memory, ranks as threads, and what dynamic sampling is to come to, by a loop over all prompts."""
+"""Prompts in memory, ranks as threads, and the expected result of dynamic sampling, by a loop over all prompts."""
 
 import random
 import threading
@@ -28,7 +28,7 @@ WAIT_S = 60
 
 
 def some_steps(sizes):
-    """Return the prompts of steps of so many each: keys and tokens, two sources in turn."""
+    """Return the prompts of steps of these sizes: keys and tokens, from two sources alternately."""
     positions, steps = [0, 0], []
     for size in sizes:
         step = []
@@ -64,7 +64,7 @@ def text_of(key):
 
 
 class LoaderInMemory:
-    """One of so many ranks, which are dealt the prompts of each step unevenly."""
+    """One of several ranks, which are dealt the prompts of each step unevenly."""
 
     source_names = NAMES
 

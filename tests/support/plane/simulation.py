@@ -90,9 +90,9 @@ __all__ = ["Simulation"]
 _MOST_LOOKS = 400
 """Looks for a source to move in one run; each is one message in the bag."""
 _MOST_MESSAGES = 50_000
-"""Messages of one run at most: a hundred times what the longest here take."""
+"""Most messages of one run: a hundred times the count of the longest runs here."""
 _MOST_MISSED = 1_000
-"""Times in a run that a loader may lack what it is asked for: forty times what they do in any of a thousand."""
+"""Most times in a run that a loader may lack a requested sample: forty times the most in any of a thousand runs."""
 _LOOKS_EVERY = 8
 """Messages between two looks at what loaders hold."""
 _WAITS = 0.8
@@ -106,7 +106,7 @@ _LONGEST_FENCE = 100
 _MOST_LENDINGS = 12
 """Times that a rank asks for a step ahead before it waits for it."""
 _NO_PLACE = 0.4
-"""Share of better places in which nobody can be."""
+"""Share of better places that are not free."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +118,7 @@ class _Loan:
     edition: tuple[int, int]
     """Number of the edition of the plans that it was built of."""
     number: int
-    """Of the constructor that has lent it."""
+    """Number of the constructor that lent it."""
     constructor: DataConstructor
 
 
@@ -153,39 +153,46 @@ class Simulation:
     shadows: int = 0
     """Loaders that stand by for each."""
     places: int = 0
-    """Times that a better place is found for a member, whoever it is; at most two."""
+    """Times that a better place is found for some member; at most two."""
     constructor_moves: int = 0
     """Times that a better place is found for a data constructor, as its ranks are there."""
     moves: int = 0
     """Times that a source is moved to another loader in mid-run."""
     impatient: bool = False
-    """Whether moves time out: some before they were taken up, which changes nothing, and others of which not all have
-    heard when the source is moved on."""
+    """Whether moves time out.
+
+    Some time out before they start, which changes nothing. Others time out when only some roles have been notified,
+    and the source then moves on.
+    """
     state: MixState | None = None
     edits: tuple[Edit, ...] = ()
     """Edits of the run so far."""
     changes: Sequence[tuple[Change, int | None]] = ()
-    """What is asked for in mid-run, one after the other, each at some moment; sources that are added come last
-    in ``epochs``, in the order of these."""
+    """Changes of the ranks, one after another, each at some moment: their number, and whether old ones stop at once.
+
+    If they do, a step that only some of them have is taken again. Otherwise they first reach a step boundary.
+
+    Sources that they add come last in ``epochs``, in the order of these changes.
+    """
     resizes: Sequence[tuple[int, bool]] = ()
     """Other ranks, one after the other, each at some moment: how many, and whether those of before are stopped
     wherever they are, so that a step which some of them have is taken again; else they come to a step boundary."""
     times: Callable[[int], MeasuredTimes] | None = None
-    """What ranks have reported of steps from one on; ``None`` where they report nothing."""
+    """The times that ranks report of the steps from one step on; ``None`` if they report nothing."""
     rows: RowBuilder = build_rows
-    """What lays out rows."""
+    """The function that lays out rows."""
     lends: bool = False
-    """Whether ranks are lent the step behind the one that they are at, as those through Ray whose steps are long."""
+    """Whether ranks are lent the step after their present one, as ranks through Ray are when their steps are long."""
     redone: int = field(default=0, init=False)
     """Steps that some rank had and that were taken again."""
     worlds: list[World] = field(default_factory=list, init=False)
     """Ranks that were noted in the journal, in order."""
     history: History = field(init=False)
-    """As it was kept last."""
+    """The history that was kept last."""
     refused: int = field(default=0, init=False)
     """Changes that were refused."""
     batches: dict[tuple[int, int], Batch] = field(default_factory=dict, init=False)
-    """What every rank took, by step and rank."""
+    """The batch that every rank took, by step and rank."""
     states: dict[int, JsonObject] = field(default_factory=dict, init=False)
     """State before each step, as rank 0 would have saved it."""
     journal: list[JsonObject] = field(default_factory=list, init=False)
@@ -194,13 +201,13 @@ class Simulation:
     """Most bytes of samples that the loaders held at once."""
     planner: Planner = field(init=False)
     seen: Counter[str] = field(default_factory=Counter, init=False)
-    """What came about, and how often: a history in which nothing did proves nothing."""
+    """Events by number of times. A history without any event proves nothing."""
     longest_wait: int = field(default=0, init=False)
     """Most messages between two batches that ranks took."""
     trace: list[Moment] | None = field(default=None, init=False)
-    """All that happened, in order; ``None`` where nobody looks at it."""
+    """All events, in order; ``None`` if no test looks at them."""
     _missed: int = field(default=0, init=False)
-    """Times that a loader did not hold what it was asked for."""
+    """Times that a loader lacked a requested sample."""
     _took_at: int = field(default=0, init=False)
     _bag: MessageBag = field(init=False)
     _random: random.Random = field(init=False)
@@ -211,9 +218,9 @@ class Simulation:
     _role: list[int] = field(init=False)
     """The loader that is to serve each source."""
     _linked: list[Way] = field(init=False)
-    """The way to each source that the planner takes; what it sends stays addressed to that life."""
+    """The member of each source that the planner uses; messages to it stay addressed to that life."""
     _serving: list[Way] = field(init=False)
-    """The way to each source that constructors take: at its end is known what is outstanding."""
+    """The member of each source that constructors use; when it ends, its outstanding requests are known."""
     _turn: int = field(default=0, init=False)
     """Number of the last hand-over."""
     _moved_at: list[int] = field(init=False)
@@ -231,31 +238,31 @@ class Simulation:
     _asks: dict[tuple[int, int], tuple[DataConstructor, Planner, int]] = field(
         default_factory=dict, init=False
     )
-    """What constructors are to answer, by number and the planner's life: whom is asked, who asks, and words heard."""
+    """Open questions to constructors, by number and the planner's life: constructor, planner, and words it heard."""
     _questions: dict[tuple[int, int], DataConstructor] = field(default_factory=dict, init=False)
     """The constructors that a planner has asked and not heard from since, likewise."""
     _heard: dict[tuple[int, int], tuple[DataConstructor, int]] = field(
         default_factory=dict, init=False
     )
-    """How many words a planner has heard, and from which constructor, likewise."""
+    """The number of words that a planner has heard, and the constructor that sent them, with the same keys."""
     _last_told: dict[int, tuple[int, int]] = field(default_factory=dict, init=False)
-    """The constructor that each rank told of its last step, and that step."""
+    """The constructor to which each rank reported its last step, and that step."""
     _generation: int = field(default=0, init=False)
-    """Of the ranks there are."""
+    """Generation of the present ranks."""
     _halt: int | None = field(default=None, init=False)
-    """Step boundary that ranks which will be others come to."""
+    """Step boundary at which the old ranks stop before a change of the ranks."""
     _dp_at: dict[int, int] = field(default_factory=dict, init=False)
-    """How many ranks trained on each step."""
+    """The number of ranks that trained on each step."""
     _next: dict[int, int] = field(init=False)
     _loans: dict[int, _Loan] = field(default_factory=dict, init=False)
-    """What ranks hold of their next step."""
+    """The loans of the next step, by rank."""
     _confirming: set[int] = field(default_factory=set, init=False)
     """Ranks that have asked whether it stands, and have not heard."""
     _end: int | None = field(default=None, init=False)
     planners_killed: int = field(default=0, init=False)
     _planner_is_there: bool = field(default=True, init=False)
     _states: list[MixState] = field(init=False)
-    """What the journal leads through."""
+    """The states that the journal passes through."""
     constructors_killed: int = field(default=0, init=False)
     _absent: set[int] = field(default_factory=set, init=False)
     """Constructors that were lost while one was started in a better place, until that one is there."""
@@ -266,9 +273,9 @@ class Simulation:
     _tried: set[Member] = field(default_factory=set, init=False)
     """Members that are started in better places."""
     _places: random.Random = field(init=False)
-    """Of better places alone: without any, a history is the one it would be if there were no such thing."""
+    """Random numbers for better places alone, so that a history without better places stays the same."""
     _lengths: random.Random = field(init=False)
-    """Of what short reads give, alone as well."""
+    """Random numbers for short reads alone, for the same reason."""
     moved: int = field(default=0, init=False)
     """Sources that were moved."""
     given_up: int = field(default=0, init=False)
@@ -334,7 +341,7 @@ class Simulation:
         self._next = dict.fromkeys(range(self.dp), self.planner.state.step)
 
     def _deeds(self) -> list[tuple[Callable[[], None], int]]:
-        """Return what is done to the plane in mid-run, and how often."""
+        """Return the actions on the plane during the run, and how often each happens."""
         return [
             (self._kill, self.kills),
             (self._kill_constructor, self.constructor_kills),
@@ -352,7 +359,7 @@ class Simulation:
         self._bag.add(Message(deed))
 
     def _do_what_is_due(self) -> bool:
-        """Do what was planned for a moment that has come, and tell whether there was any; here each is a message."""
+        """Perform the actions that are due, and return whether there were any; here each action is a message."""
         return False
 
     def _began(self) -> None:
@@ -389,7 +396,7 @@ class Simulation:
         ]
 
     def _computes(self, rank: int) -> bool:
-        """Tell whether a rank has not asked for its next step yet; here each asks at once."""
+        """Return whether a rank still computes and has not asked for its next step; here each rank asks at once."""
         del rank
         return False
 
@@ -452,7 +459,7 @@ class Simulation:
             self._bag.add(Message(self._change))
 
     def _ask_fences(self, command: AskFences) -> None:
-        """Ask every constructor, and be done with those that have not answered a while later."""
+        """Ask every constructor, and give up on those that have not answered after a while."""
         for number, constructor in enumerate(self._told):
             asked = number, constructor, self.planner, command.edition
             self._send(self._fence, *asked, to=f"constructor-{number}")
@@ -481,17 +488,17 @@ class Simulation:
             self._hear(planner, FencesLate(turn=turn))
 
     def _deliver(self, at: int) -> bool:
-        """Deliver a message, unless it is held up or lost; tell whether another step may be there for a rank."""
+        """Deliver a message unless it is delayed or lost; return whether a rank may now have another step."""
         if (message := self._bag.take(at)) is None:
             return False
         if self.trace is not None and message.to:
             self._note(message.to, message.name, message.content)
         message.receiver(*message.content)
-        # What loaders and the planner hear reaches ranks by way of constructors alone; the keeper may end one.
+        # Messages to loaders and the planner reach ranks only through constructors. The keeper may end a constructor.
         return not message.to or message.to.startswith(("constructor", "keeper", "rank"))
 
     def served_and_kept(self) -> list[int]:
-        """Return the steps that a constructor holds although it was told that every rank has them."""
+        """Return the steps that a constructor still holds although it was notified that every rank has them."""
         return [
             step
             for constructor in self._constructors
@@ -505,7 +512,7 @@ class Simulation:
         return self._bag.delivered
 
     def _note(self, role: str, what: str, content: Sequence[object] = ()) -> None:
-        """Note what happened, for whoever looks at it later."""
+        """Note an event for a test that looks at the trace later."""
         if self.trace is not None:
             self.trace.append(Moment(self._bag.delivered, role, what, tuple(content)))
 
@@ -601,7 +608,7 @@ class Simulation:
     def _tell_constructor(self, number: int, parts: Sequence[StepPlan], released_to: int) -> None:
         order = BuildSteps(plans=parts, served=self._served[number], released_to=released_to)
         to = f"constructor-{number}"
-        # A constructor that is not asked yet is asked with what it is to build.
+        # A constructor without an open question gets its question together with its build order.
         asks = self._question(number)
         self._send(self._build, number, self._told[number], order, asks, to=to)
 
@@ -662,7 +669,7 @@ class Simulation:
         self._send(receiver, *message, to=to, waits=True)
 
     def _kill(self) -> None:
-        """Kill a loader that holds its role; what it was asked and held is gone."""
+        """Kill a loader that holds its role; its open requests and its samples are lost."""
         number = self._random.randrange(self.num_loaders)
         holder = self._roster.holder_of(f"loader-{number}")
         if holder is not None and self.killed < self.kills:
@@ -685,7 +692,7 @@ class Simulation:
                 self._replace(self._roster.handle(MemberEnded(holder, "killed")))
 
     def _a_constructor(self, number: int) -> DataConstructor:
-        """Return a constructor that nobody has told anything."""
+        """Return a constructor that has received no message."""
         return replace(self._constructors[number], dp_ranks=self._first_served[number].dp_ranks)
 
     def _build_from_now_on(self, number: int) -> None:
@@ -694,20 +701,20 @@ class Simulation:
         new = self._constructors[number] = self._a_constructor(number)
         self._tell_past(number)
         for rank, (told, step) in self._last_told.items():
-            if told == number:  # led to it, they tell it too
+            if told == number:  # the ranks that were led to it also report to it
                 self._tell_taken(number, step, rank)
         self._send(self._link_constructor, number, new, to="planner")
         if self.constructor_moves:
             self._send(self._look)
 
     def _move_constructor(self) -> None:
-        """Find a better place for a constructor: its next life is started there, and it goes on until that one may."""
+        """Find a better place for a constructor: its next life starts there and later replaces the present one."""
         number = self._places.randrange(len(self._constructors))
         if (holder := self._roster.holder_of(f"constructor-{number}")) is not None:
             self._try(self._roster.handle(PlaceFound(holder, may_hold=True)))
 
     def _kill_planner(self) -> None:
-        """Kill the planner. What it was told and asked, and nobody has written down, is gone."""
+        """Kill the planner. All events and questions that were not written down are lost."""
         if self._planner_is_there and self.planners_killed < self.planner_kills:
             self.planners_killed += 1
             self._planner_is_there = False
@@ -719,7 +726,7 @@ class Simulation:
         self._begin_planner(ahead, **({"world": self.worlds[-1]} if self.worlds else {}))
 
     def _begin_planner(self, ahead: Sequence[MixState], **world: World) -> None:
-        """Begin another planner, which knows the states that the one before it had come to."""
+        """Start another planner, which knows the states that the previous one had reached."""
         self._served = list(self._first_served)
         self.planner = a_planner(
             self.mix,
@@ -750,13 +757,13 @@ class Simulation:
         return StepTaken(step=step, dp_rank=rank, generation=self._generation)
 
     def _tell_taken(self, number: int, step: int, rank: int) -> None:
-        """Have a rank tell its constructor what it took."""
+        """Let a rank report the steps that it took to its constructor."""
         constructor, taken = self._constructors[number], self._taken(step, rank)
         self._send(self._hear_taken, number, constructor, taken, to=f"constructor-{number}")
 
     def _hear_taken(self, number: int, constructor: DataConstructor, taken: StepTaken) -> None:
         if not self._is_there(number, constructor) or not constructor.told.hear(taken):
-            # The rank's call has failed, or it is told that this is none of its ranks.
+            # The rank's call has failed, or the constructor answers that it does not serve this rank.
             self._saw("a rank tells a constructor that does not pass it on")
             self._tell_planner(taken)
         else:
@@ -766,7 +773,7 @@ class Simulation:
         return self._constructors[number] is constructor and number not in self._absent
 
     def _tell_past(self, number: int) -> None:
-        """Have ranks whose constructor is lost tell the planner what that may not have passed on."""
+        """Let ranks of a lost constructor send the planner the reports that the constructor may not have passed on."""
         for rank, (told, step) in self._last_told.items():
             if told == number:
                 self._saw(
@@ -775,13 +782,13 @@ class Simulation:
                 self._tell_planner(self._taken(step, rank))
 
     def _listen(self, numbers: Iterable[int] | None = None) -> None:
-        """Have constructors tell the planner of now what their ranks tell, all or some; those asked already go on."""
+        """Let constructors forward rank reports to the present planner; constructors already asked continue."""
         for number in range(len(self._told)) if numbers is None else numbers:
             if (asks := self._question(number)) is not None:
                 self._ask_told(number, *asks)
 
     def _question(self, number: int) -> tuple[DataConstructor, Planner, int] | None:
-        """Return what a constructor is asked now, and note that it is; ``None`` where it is asked already."""
+        """Return the question to a constructor and note that it was asked, or ``None`` if it is already open."""
         constructor, key = self._told[number], (number, self.planner.life)
         if self._questions.get(key) is constructor:
             return None
@@ -797,7 +804,7 @@ class Simulation:
         self._answer_told(number)
 
     def _answer_told(self, number: int) -> None:
-        """Answer every planner that asks; what ranks tell meanwhile is in the next answer, together."""
+        """Answer every planner that asks; later reports of ranks are joined in the next answer."""
         for key, (constructor, planner, heard) in list(self._asks.items()):
             told = constructor.told
             if key[0] == number and told.number > heard and self._is_there(number, constructor):
@@ -830,7 +837,7 @@ class Simulation:
             self._listen((number,))
 
     def _tell_planner(self, event: PlannerEvent) -> None:
-        """Send to the planner of now: once it is dead nobody hears it."""
+        """Send an event to the present planner; if it is dead, the event is lost."""
         planner = self.planner
         self._send(self._hear, planner, event, to="planner")
 
@@ -879,7 +886,7 @@ class Simulation:
                     raise AssertionError(why)
 
     def _look(self) -> None:
-        """Have the roster look a second later: whoever took over before has settled."""
+        """Let the roster look a second later, so that an earlier successor has settled."""
         self._looked_s += 1.0
         seen = MembersSeen(now_s=self._looked_s, beats={})
         self._replace(self._roster.handle(seen))
@@ -935,13 +942,13 @@ class Simulation:
         return missing + [member.name for member in self._building ^ builders]
 
     def _hand_over(self, number: int, sources: Sequence[int]) -> None:
-        """Have the planner hand sources over to the last life of a loader, and later those who ask for them."""
+        """Let the planner hand sources over to the last life of a loader, and later notify their other readers."""
         self._turn += 1
         way = Way(self._turn, number, len(self._lives[number]) - 1)
         self._send(self._link, way, tuple(sources), to="planner")
 
     def _move(self) -> None:
-        """Move a source to another loader, whoever is lost then; the one before it drops it at some moment."""
+        """Move a source to another loader while any role may be lost; the old loader drops it at some moment."""
         if self.moved < self.moves and self._looks < _MOST_LOOKS:
             self._looks += 1
             self._bag.add(Message(self._move))  # until enough are moved
@@ -983,7 +990,7 @@ class Simulation:
             loader.forget(source)
 
     def _link(self, way: Way, sources: Sequence[int]) -> None:
-        """Have the planner speak to a new life; an older one may be told of later."""
+        """Let the planner use a new life; the message about an older life may come later."""
         later = [source for source in sources if way.turn >= self._linked[source].turn]
         for source in later:
             self._linked[source] = way
@@ -1019,7 +1026,7 @@ class Simulation:
 
     def _read(self, way: Way, command: ReadAhead) -> None:
         loader = self._lives[way.number][way.life]
-        if loader is None:  # it died under the call: what is outstanding is asked of the next one
+        if loader is None:  # it died during the call; the next loader gets the outstanding requests
             return
         (answer,) = loader.handle(command)
         if isinstance(answer, SamplesReported):
@@ -1107,7 +1114,7 @@ class Simulation:
     def _miss(
         self, number: int, constructor: DataConstructor, fetch: FetchSlices, ways: Sequence[Way]
     ) -> None:
-        """Have a constructor wait until it hears why a loader does not hold what it asked for."""
+        """Let a constructor wait until it learns why a loader lacks a requested sample."""
         self._missed += 1
         assert self._missed < _MOST_MISSED, "a constructor waits for what nobody holds"
         missing = SlicesMissing(
@@ -1124,7 +1131,7 @@ class Simulation:
             self._put_off(self._fetch, number, constructor, fetch)
 
     def _ready(self) -> list[int]:
-        """Return the ranks whose next step is built, or at hand."""
+        """Return the ranks whose next step is built or already lent."""
         wanted, halt = self._next, self._halt
         first = min(wanted.values()) if self._in_step else None
         return [
@@ -1139,7 +1146,7 @@ class Simulation:
         ]
 
     def _take(self, rank: int) -> None:
-        """Have a rank come for its next step: it takes it, or asks whether what it was lent still stands."""
+        """Let a rank ask for its next step: it takes the step, or asks whether its loan is still valid."""
         if (loan := self._loans.get(rank)) is not None:
             self._confirming.add(rank)
             self._send(self._confirm, rank, loan, to=f"constructor-{loan.number}")

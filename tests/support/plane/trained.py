@@ -1,4 +1,4 @@
-"""What the ranks of a simulation trained on, token by token."""
+"""The tokens that the ranks of a simulation trained on, one by one."""
 
 from collections import Counter
 

@@ -31,19 +31,19 @@ __all__ = [
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 UP = "up: "
-"""What a bare node says before the address of its head."""
+"""The text that a bare node prints before the address of its head."""
 NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
-"""Of a Ray of others, and of ranks that join it."""
+"""Variables for a Ray without tokens, and for the ranks that join it."""
 _OF_RAY = {
-    # ``ray start`` asks for the token of a user whose home has one, as any ``ray.init()`` leaves it there; and so do
-    # ranks that join it, which are told the same.
+    # ``ray start`` asks for the user's token if the home has one, as any ``ray.init()`` leaves it there. Ranks that
+    # join ask for it too and get the same variables.
     **NO_TOKEN,
-    # Processes that nobody has asked for yet: each loads Ray.
+    # No processes in advance of any request, because each one loads Ray.
     "RAY_prestart_worker_first_driver": "0",
     "PYTHONUNBUFFERED": "1",
 }
 _SMALL = ("--num-cpus=2", "--object-store-memory=100000000", "--disable-usage-stats")
-# What looks after clouds and logs takes a processor a second to start, each.
+# The monitors of clouds and logs each take a second of processor time to start.
 _BARE = ("--no-monitor", "--include-log-monitor=false")
 _ETC = Path("/etc/netns")
 
@@ -70,7 +70,7 @@ def two_hosts():
             _ip("-n", name, "address", "add", f"{address}/24", "dev", wire)
             _ip("-n", name, "link", "set", "lo", "up")
             _ip("-n", name, "link", "set", wire, "up")
-            # As every host has one: Ray finds its own address by the way that leads out.
+            # A default route as every host has one: Ray finds its own address by that route.
             _ip("-n", name, "route", "add", "default", "dev", wire)
         yield names
     finally:
@@ -83,7 +83,7 @@ def two_hosts():
 
 
 def cut(host):
-    """Take the wire from one of the hosts: what it sends and is sent is lost."""
+    """Cut the wire of one host: everything that it sends and receives is lost."""
     _ip("-n", host, "link", "set", _wire_of(host), "down")
 
 
@@ -97,7 +97,7 @@ def mend(host):
 def slowed(hosts, rate):
     """Let no more than ``rate`` (``200kbit``) through the wire either way; gives how often it has held a packet back.
 
-    Whoever sends more is slowed down by what is lost, as on a link that others fill.
+    Limit the rate of the hosts: packets above it are lost, as on a link that other traffic fills.
     """
     limits = ("tbf", "rate", rate, "burst", "4kb", "latency", "200ms")
     ends = {host: ("dev", _wire_of(host)) for host in hosts}
@@ -126,7 +126,7 @@ def _wire_of(host):
 
 
 def on(host, *words, **options):
-    """Start a command on a host; on none of them, but beside the test, where that is empty."""
+    """Start a command on a host, or next to the test if ``host`` is empty."""
     return subprocess.Popen(
         [*(inside(host) if host else ()), *map(str, words)], text=True, **options
     )
@@ -143,7 +143,7 @@ def processes_on(host):
 
 
 def end_all_on(host):
-    """End all processes of a host at once: stopped first, so that none tells another of its end."""
+    """End all processes of a host at once: stop them first, so that none can report another's end."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for process in processes_on(host):
             with suppress(psutil.Error):

@@ -58,7 +58,7 @@ def run(*words, **changes):
 
 
 def libraries_of(*programs):
-    """Return the shared libraries of programs, by what the loader calls them."""
+    """Return the shared libraries of programs, under the names that the dynamic loader uses."""
     said = run("ldd", *programs).stdout
     return {path for path in re.findall(r"(/\S+) \(0x", said) if not path.startswith(str(ROOT))}
 
@@ -132,7 +132,7 @@ def views_of(folder):
 
 
 def daemons_of(folder):
-    """Return the processes that show lazy layers under a folder, also those that end behind their unmount."""
+    """Return the processes that show lazy layers under a folder, including those that end after their unmount."""
     log, found = folder.resolve() / "sn/views.log", []
     for process in every_process():
         with suppress(OSError):  # it has ended meanwhile
@@ -149,7 +149,7 @@ class Link:
         self._goal = (host, int(port))
         self.bytes_back = 0
         self.is_cut = False
-        """Whether those who connect are turned away."""
+        """Whether connections are refused."""
 
     @contextmanager
     def running(self):
@@ -194,7 +194,7 @@ class Containerd:
 
     def __init__(self, folder):
         self.folder, self.socket = folder, folder / "c.sock"
-        # runc keeps what it knows of containers in one folder for every containerd of the machine.
+        # For every containerd of the machine, runc keeps its records of containers in one folder.
         self._own = secrets.token_hex(4)
         config = folder / "containerd.toml"
         text = CONFIG.format(folder=folder)
@@ -209,7 +209,7 @@ class Containerd:
                 break
         else:
             raise AssertionError((folder / "containerd.log").read_text()[-3000:])
-        # A pipe that nobody reads would stop it once it is full.
+        # If nothing reads the pipe, the program stops when the pipe is full.
         self._reader = threading.Thread(target=self._drain, daemon=True)
         self._reader.start()
 
@@ -234,7 +234,7 @@ class Containerd:
         return done
 
     def start(self, image, name, *words, snapshotter="omniload", **changes):
-        """Run a container in the foreground, and take it away; return what it did."""
+        """Run a container in the foreground and remove it; return its result."""
         line = ("run", "--rm", "--snapshotter", snapshotter, image, f"{name}-{self._own}", *words)
         return self.ctr(*line, **changes)
 

@@ -26,7 +26,7 @@ UPPER = a_tar(
 
 
 def a_served_image(folder, *, reference=NAME, tars=(LOWER, UPPER), left_out=(), command=("run",)):
-    """Return an image of uncompressed layers; of those ``left_out`` there is no index."""
+    """Return an image of uncompressed layers; layers in ``left_out`` have no index."""
     store = OciLayout.create(folder / "layout")
     layers = [(a_layer(store, tar, "tar"), tar) for tar in tars]
     tag = reference.tag or "v"
@@ -39,7 +39,7 @@ def a_served_image(folder, *, reference=NAME, tars=(LOWER, UPPER), left_out=(), 
 
 
 class FakeOpener:
-    """Opens images as a script says; notes what was asked."""
+    """Opens images as a script says and records the requests."""
 
     def __init__(self, *answers):
         self.answers, self.asked = list(answers), []

@@ -23,7 +23,7 @@ from tests.support.snapshot.registries.contract import CONFIG, push
 __all__ = ["PYTHON", "push_config", "push_python_image"]
 
 PYTHON = str(Path(sys.executable).resolve())
-"""Where it is in the image, as here."""
+"""Path of Python in the image, the same as here."""
 SHELL, CAT = (Path(f"/bin/{name}").resolve() for name in ("sh", "cat"))
 LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "idlelib", "ensurepip", "tkinter")
 LEFT_OUT += ("lib2to3", "__pycache__", "pydoc_data", "turtledemo", "f2py", "include", "distutils")
@@ -32,7 +32,7 @@ COLD = 6_000_000
 
 
 def push_python_image(store, tag):
-    """Push an image of two zstd:chunked layers; the upper one also takes away what the lower has.
+    """Push an image of two zstd:chunked layers; the upper layer also deletes files of the lower one.
 
     ``/data/gone`` is deleted, ``/data/old`` emptied and filled anew, ``/data/kept`` left alone.
     """
@@ -122,10 +122,11 @@ class _Tar:
             self.file(name, path.read_bytes(), 0o755)
 
     def tree(self, folder, name):
-        """Copy the files of a folder; return those that are libraries."""
+        """Copy the files of a folder; return the shared libraries among them."""
         found = []
         for at, folders, files in os.walk(folder):
-            # Not walked at all: a Python may have ten times as many files of packages as of its own.
+            # These folders are not walked at all: a Python may have ten times as many files of packages as of its
+            # own.
             folders[:] = sorted(each for each in folders if not _is_left_out(each))
             for path in (Path(at, each) for each in sorted(files) if not _is_left_out(each)):
                 if path.suffix not in {".a", ".pyi", ".h", ".pyc"}:

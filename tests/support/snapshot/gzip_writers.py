@@ -119,7 +119,7 @@ WRITERS = {
     "flushed": _flushed,
     "filled up by a tape": lambda data: gzip.compress(data) + bytes(10_240),
 }
-"""What compresses a layer, by the name of the writer."""
+"""The compressors of layers, by the name of the writer."""
 
 
 if __name__ == "__main__":

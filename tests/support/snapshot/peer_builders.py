@@ -39,7 +39,7 @@ def peer_refs(index, numbers=range(10)):
 
 
 class HandTier:
-    """A tier by hand: what it has, whom it lets through, what it was asked."""
+    """A scripted tier: its blocks, the requests that it lets through, and the requests that it received."""
 
     contents = BLOCKS
 
@@ -63,15 +63,15 @@ class HandTier:
 
 
 def free_addresses(count):
-    """Return addresses of this machine that nobody listens at."""
+    """Return addresses of this machine on which no process listens."""
     return [f"127.0.0.1:{port}" for port in free_ports(count)]
 
 
 @contextmanager
 def nodes_of(folder, index, registry, addresses, *, up=None, **settings):
-    """Yield nodes by address, all before one registry; only those in ``up`` are there.
+    """Yield nodes by address, all with one registry; only the nodes in ``up`` run.
 
-    They wait for one another as long as a busy machine takes; of one that is not there they hear at once.
+    They wait for one another as long as a busy machine takes. A node that does not run refuses connections at once.
     """
     nodes = {}
     try:
@@ -104,7 +104,7 @@ def fetched(node, index, refs):
 
 @contextmanager
 def peer_by_hand(answer):
-    """Yield the address of a peer that hands each connection to ``answer``, and what it was sent."""
+    """Yield the address of a peer that passes each connection to ``answer``, and the data that it received."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.settimeout(60)
     sent, over = [], threading.Event()

@@ -1,4 +1,4 @@
-"""A node as a process: reads all files of an image through its peers, in one order, and tells what it moved.
+"""A node as a process: reads all files of an image through its peers, in one order, and reports its traffic.
 
 ``python peer_process.py IMAGE CACHE PEERS ADDRESS TOKEN_FILE``: says ``ready``, and begins at a line on
 standard input; prints one line of JSON when it has all, and serves until standard input ends. With PATIENT in its

@@ -19,7 +19,7 @@ RUN += ("--ulimit=nofile=20000:20000", "--ulimit=nproc=30000:30000")
 
 
 def documented_storage():
-    """Return the storage.conf that the documentation tells users to write."""
+    """Return the storage.conf that the documentation shows."""
     blocks = blocks_of(ROOT / "docs/how-to/start-faster.md")
     (text,) = (b.text for b in blocks if "additionallayerstores" in b.text)
     return text
@@ -49,7 +49,7 @@ class Podman:
         self._env = {**os.environ, "CONTAINERS_STORAGE_CONF": str(conf), "TMPDIR": str(folder)}
 
     def __call__(self, *words, check=True):
-        """Run a command of it; return what it wrote to standard output."""
+        """Run one of its commands; return the standard output."""
         line = ["podman", *map(str, words)]
         done = finished(line, limit_s=240, env=self._env)
         assert not check or done.returncode == 0, (words, done.returncode, done.stderr)
@@ -63,7 +63,7 @@ class Podman:
         return self(*RUN, "--pull=never", image, *words, check=check)
 
     def close(self):
-        """Remove its images and what it mounted."""
+        """Remove its images and its mounts."""
         self("rm", "-af", check=False)
         self("rmi", "-af", check=False)
         mounts = Path("/proc/self/mounts").read_text().splitlines()
@@ -76,7 +76,7 @@ class Podman:
 
 
 class MountedStore:
-    """A layer store mounted for the time of a ``with``; its log tells what it did."""
+    """A layer store that is mounted during a ``with``; its log records its work."""
 
     def __init__(self, folder, cache, *options):
         self.root, self.log = folder / "store", folder / "store.log"

@@ -88,7 +88,7 @@ class FakeImages:
 
 
 class FakeViews:
-    """Plain folders in the place of mounts; remembers what was done."""
+    """Plain folders instead of mounts; remembers the calls."""
 
     def __init__(self, folder, error=None):
         self.folder, self.error, self.done = folder, error, []

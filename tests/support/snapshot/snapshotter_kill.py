@@ -1,10 +1,10 @@
 """Kills a snapshotter at every line of an operation: ``python -m tests.support.snapshot.snapshotter_kill FOLDER``.
 
-For each operation and each line that it runs, a process is forked, does what came before,
-begins the operation and kills itself there. Then this process opens what is left and
-looks. It prints, as JSON, how many lines found the operation not begun and how many done;
-anything in between is an error. Lines between which no byte on the disk changed leave the
-same, and are killed once for all of them: a process that runs to the end tells which.
+For each operation and each line that it runs, a process is forked, prepares the operation, begins it and kills itself
+at that line. Then this process opens the remains and looks at them. It prints, as JSON, after how many lines the
+operation was not begun and after how many it was done; anything in between is an error. Lines between which no byte
+on the disk changes leave the same remains, so they are killed only once for all of them. A process that runs to the
+end shows which lines these are.
 """
 
 import json
@@ -42,7 +42,7 @@ def lazily(snapshotter, place):
 
 
 def before(snapshotter):
-    """What every operation starts from: a lazy layer, a folder on it, and a place to write."""
+    """Prepare the start of every operation: a lazy layer, a folder on it, and a place to write."""
     lazily(snapshotter, 0)
     snapshotter.prepare("new", CHAIN[0], {})
     snapshotter.commit("layer", "new", {})
@@ -121,7 +121,7 @@ def killed(folder, operation, line):
 
 
 def state_of(folder):
-    """Open what is left, as the next start does; return what containerd would be told."""
+    """Open the remains as the next start does; return the answer that containerd would get."""
     snapshotter = opened(folder)
     try:
         rows = snapshotter.listing()

@@ -23,7 +23,7 @@ def without_gpus(backend):
 
 @contextmanager
 def a_rank_of_many(dp, sp, *, device="cpu"):
-    """Yield the groups of the first rank of a mesh whose others do not exist: what it is sent is anything."""
+    """Yield the groups of the first rank of a mesh whose other ranks do not exist: received values are arbitrary."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=dp * sp)
     try:
         yield ProcessGroups.of(dp, sp, device)

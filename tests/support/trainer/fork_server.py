@@ -1,8 +1,9 @@
 """The server that processes of a trainer's tests are forked from, which has loaded what any of them needs.
 
-``multiprocessing`` has one a process, and what it loads is settled when it starts: where each module named its own,
-the processes of all but the first loaded theirs anew, each of them. In a session of tests it is itself forked from the
-Python that has loaded what ranks need (``tests/conftest.py``).
+``multiprocessing`` has one fork server in each process, and its modules are fixed when it starts. If each test module
+named its own list, only the first list would count, and the processes of all other modules would each load their
+modules again. In a session of tests the server is itself forked from the Python that has loaded the modules of ranks
+(``tests/conftest.py``).
 """
 
 import multiprocessing
@@ -23,7 +24,7 @@ _MODULES = (
 
 
 python: Callable[[], str] = spawn.get_executable
-"""What the server is started with."""
+"""The Python that starts the server."""
 
 
 def forking() -> ForkServerContext:

@@ -11,7 +11,7 @@ _SIDE = 4096
 
 
 def kept_busy(products: int) -> torch.cuda.Event:
-    """Queue so many products of matrices, some milliseconds in all; return what comes about when they are done."""
+    """Queue ``products`` matrix products, some milliseconds in all; return an event that occurs when they are done."""
     factor = torch.ones(_SIDE, _SIDE, device=GPU)
     for _ in range(products):
         factor = factor @ factor

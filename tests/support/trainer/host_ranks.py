@@ -12,7 +12,7 @@ LIMIT_S = 240
 
 
 def variables_of_ranks(world_size):
-    """Return what a launcher tells each rank."""
+    """Return the variables that a launcher gives to each rank."""
     shared = {
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
@@ -26,7 +26,7 @@ def variables_of_ranks(world_size):
 
 
 def run_ranks(python, script, world_size, *arguments, env=None):
-    """Run a script of this folder as every rank of a job, by this Python; fail with what the ranks said."""
+    """Run a script of this folder as every rank of a job, by this Python; fail with the output of the ranks."""
     line = [python, Path(__file__).with_name("processes") / script, *arguments]
     ranks = [
         subprocess.Popen(

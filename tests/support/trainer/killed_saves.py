@@ -1,4 +1,4 @@
-"""Processes that train and save beside it until they are killed, and what is left to load."""
+"""Processes that train and save in the background until they are killed, and loads of the remaining checkpoints."""
 
 import random
 import signal

@@ -25,7 +25,7 @@ _WAIT_S = 60
 
 
 class Numbers(Dataset):
-    """Sample ``i`` is ``i``; ``loaded`` lists those that this process made."""
+    """Sample ``i`` is ``i``; ``loaded`` lists the samples that this process made."""
 
     def __init__(self, length):
         self.length, self.loaded = length, []
@@ -59,7 +59,7 @@ class Remembering(Dataset):
 
 
 class Stream(IterableDataset):
-    """The numbers below ``length``, dealt to workers in turn."""
+    """The numbers below ``length``, dealt to the workers in rotation."""
 
     def __init__(self, length):
         self.length, self.at, self.resume = length, 0, None
@@ -82,7 +82,7 @@ class StreamWithState(Stream):
 
 
 class Turning(IterableDataset):
-    """Its own iterator: what a state is loaded into is made in ``__iter__``, which begins anew."""
+    """Its own iterator: ``__iter__`` begins anew and makes the object that a state is loaded into."""
 
     def __init__(self, length):
         self.length = length

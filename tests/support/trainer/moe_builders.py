@@ -48,7 +48,7 @@ def documents_of(lengths: Sequence[int], *, seed: int = 0, vocab_size: int = 50)
 
 
 def a_microbatch(rows: Sequence[Row], length: int = 32) -> Microbatch:
-    """Build what the data plane would: whole documents, padding at the end of each row."""
+    """Build a microbatch as the data plane would: whole documents, padding at the end of each row."""
     tokens = np.zeros((len(rows), length), np.int32)
     bounds, sources = [0], []
     for r, row in enumerate(rows):
@@ -99,7 +99,7 @@ def train_on(model: MoETransformer, optimizer: FlatAdamW, step: int) -> StepResu
 
 
 def a_run(*, seed: int = 0, steps: int = 1) -> tuple[MoETransformer, FlatAdamW]:
-    """Return a model and its optimiser after so many steps."""
+    """Return a model and its optimiser after ``steps`` steps."""
     model = a_model(seed=seed)
     optimizer = an_optimizer(model)
     for step in range(steps):

@@ -1,4 +1,4 @@
-"""What a rank does in the tests of the parallel layer; ``ALONE`` does the same without peers."""
+"""Work of a rank in the tests of the parallel layer; ``ALONE`` does the same without peers."""
 
 import itertools
 from pathlib import Path
@@ -83,7 +83,7 @@ def whole(groups, tensors):
 
 
 def gradients(groups, *, rows=None, length=32, **changes):
-    """Return the gradients of a step's objective, and what the step added up to."""
+    """Return the gradients of a step's objective, and the sums of the step."""
     model = model_of(groups, **changes)
     optimizer = an_optimizer(model)
     optimizer.clear()
@@ -207,12 +207,12 @@ def held_bytes(groups, **changes):
 def trained(groups, *, steps, load=None, save=None, place=None, **changes):
     """Train, from a checkpoint or from nothing; return losses, and all that a checkpoint holds.
 
-    Where one is loaded, that is what was there before training went on.
+    If a checkpoint is loaded, that is the model before training continued.
     """
     model = model_of(groups, dtype=torch.float32, **changes)
     optimizer = an_optimizer(model, lr=1e-2)
     if load is not None:
-        with torch.no_grad():  # what is loaded must not have been there before
+        with torch.no_grad():  # the loaded values must not have been there before
             for parameter in model.parameters():
                 parameter.fill_(7.0)
         found = _checkpoints(groups, model, place).load(model, optimizer, step=load)
@@ -235,13 +235,13 @@ SAVES = {
     "striped": "omnifs://ckpt::file://{folder}/striped",
     "beside training": "{folder}/beside",
 }
-"""Where each way of saving puts its checkpoint, in a folder."""
+"""The target of each way of saving a checkpoint, in a folder."""
 
 
 def saved_in_all_ways(groups, *, folder, **changes):
     """Train one step and save it in every way; return all that a checkpoint holds.
 
-    The save beside training is begun, the model trained on, and then waited for.
+    The background save begins, the model is trained further, and then the save is awaited.
     """
     model = model_of(groups, dtype=torch.float32, **changes)
     optimizer = an_optimizer(model, lr=1e-2)

@@ -20,15 +20,15 @@ ANSWER_S = 150
 
 class Ranks:
     def __init__(self, num_ranks, device="cpu"):
-        """Start ranks; for ``cuda`` what they send between GPUs goes nowhere, and what lies on the host arrives."""
+        """Start ranks; for ``cuda``, messages between GPUs go nowhere, and messages between hosts arrive."""
         self._num_ranks, self._device = num_ranks, device
         self._pipes, self._processes = [], []
 
     def run(self, case, *, dp=1, sp=1, **arguments):
         """Return what ``case(groups, **arguments)`` returns on every rank of the mesh.
 
-        Where a rank fails or does not answer, all are started anew: a later case must not wait
-        for it, nor take its answer for one to another question.
+        If a rank fails or does not answer, all are started again. A later case must not wait for it, and must not
+        take its late answer for an answer to another question.
         """
         try:
             return self._run(case, (dp, sp), arguments)

@@ -77,7 +77,7 @@ def _attention(weights, at, config, x):
 
 
 def _experts(weights, at, config, x):
-    """All tokens of a row: what is added, balance loss, z-loss, dropped choices."""
+    """Return, for all tokens of a row, the sum to add, balance loss, z-loss and dropped choices."""
     num, top_k = config.num_experts, config.top_k
     logits = x @ weights[at + "router.weight_ED"].T
     probabilities = logits.softmax(-1)

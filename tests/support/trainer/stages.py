@@ -36,5 +36,5 @@ def sums_of(gradient):
 
 
 def finish(*, gradient, **told):
-    """Print what a rank had, as JSON, and the sums of its gradient."""
+    """Print a rank's results and the sums of its gradient, as JSON."""
     tell(told | {"gradient": sums_of(gradient)})

@@ -1,4 +1,4 @@
-"""What a rank does in the tests of the vision model."""
+"""Work of a rank in the tests of the vision model."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What every ``FileSystem`` promises its bindings, whatever it shows."""
+"""The promises of every ``FileSystem`` to its bindings, whatever it shows."""
 
 import errno
 import os

@@ -55,7 +55,7 @@ XATTRS = {b"user.note": b"value", b"security.capability": bytes(20)}
 
 
 class Example(BlockingFileSystem):
-    """Counts its reads and lookups; ``user.counts`` of the root tells them."""
+    """Counts its reads and lookups; ``user.counts`` of the root returns the counts."""
 
     inline: ClassVar = frozenset({"lookup", "getattr", "listing", "readlink", "xattrs"})
 

@@ -1,4 +1,4 @@
-"""Where tests of daemons mount: a store and a mount point beside it, on a fast disk, taken away at the end."""
+"""Places where tests of daemons mount: a store and a mount point on a fast disk, removed at the end."""
 
 import contextlib
 import shutil

@@ -1,8 +1,8 @@
 """Random sequences of edits over several lives of a run, and what must have been trained on by then.
 
-The model knows no planner: it goes through the records of every source by position, and counts each token. A token
-before the place that its source has come to is in one step, or waits for a row, or was in a step that was skipped;
-records of a shard are not there from the step on at which it is left out.
+The model has no planner. It goes through the records of every source by position and counts each token. A token
+before the present cursor of its source is in one step, waits for a row, or was in a step that was skipped. Records of
+a shard are absent from the step at which the shard is left out.
 """
 
 import json
@@ -52,20 +52,20 @@ Tokens = Counter[tuple[int, int, int, int]]
 
 @dataclass(slots=True)
 class EditedRun:
-    """A run in several lives: each goes on from a state that one before it saved, in another world."""
+    """A run in several lives: each life resumes from a state that an earlier life saved, in another world."""
 
     random: random.Random
     mix: MixConfig
     epochs: Sequence[Sequence[Sequence[int]]]
     history: History = field(init=False)
     steps: dict[int, Tokens] = field(default_factory=dict)
-    """What every step trained on, as it was trained last."""
+    """Tokens of every step, as it was trained last."""
     saved: dict[int, dict[str, Any]] = field(default_factory=dict)
     """State before every step."""
     skipped: dict[int, Tokens] = field(default_factory=dict)
-    """What was in steps that were skipped, by the revision of the edit."""
+    """Tokens of skipped steps, by the revision of the edit."""
     passed: dict[int, Tokens] = field(default_factory=dict)
-    """What was due before the state behind them."""
+    """Tokens that were due before the state after them."""
     end: int = 0
     """First step that was not trained on."""
     lives: int = 0
@@ -77,7 +77,7 @@ class EditedRun:
         self.history = History(self.mix)
 
     def live(self, at: int, num_steps: int, changes: Sequence[tuple[Change, int | None]]) -> None:
-        """Go on from the state before step ``at`` up to a step, and change the mix meanwhile."""
+        """Resume from the state before step ``at``, run up to a step, and change the mix meanwhile."""
         chance = self.random
         simulation = Simulation(
             mix=self.mix,
@@ -126,7 +126,7 @@ class EditedRun:
         return state
 
     def edit_at_rest(self, change: Change, step: int) -> bool:
-        """Change the mix while no plane is up; tell whether it was taken up."""
+        """Change the mix while no plane runs; return whether the change was accepted."""
         behind = None
         if isinstance(change, SkipSteps):
             behind = self._state_before(change.stop)
@@ -169,14 +169,14 @@ class EditedRun:
         return [edit for edit in edits if edit.step <= upto and edit.revision not in undone]
 
     def _standing(self) -> dict[str, Any]:
-        """Return the state that the run has come to, behind steps that it was to skip next."""
+        """Return the present state of the run, after the steps that it was to skip next."""
         here = [edit.behind for edit in self._skips(self.end) if edit.step == self.end]
         return here[-1] if here else self.saved[self.end]
 
     def due(self, upto: int, standing: dict[str, Any]) -> Tokens:
         """Go through the records of every source up to where it stands before a step.
 
-        Behind steps that were skipped it begins with what was due before they were.
+        After skipped steps, the count starts with the tokens that were due before them.
         """
         skips = self._skips(upto)
         due = Counter(self.passed[skips[-1].revision]) if skips else Counter()
@@ -243,14 +243,14 @@ class EditedRun:
         return wanted
 
     def require_exact(self) -> None:
-        """Hold what was trained on to the model."""
+        """Compare the trained tokens with the model."""
         found, due = self.found(), self.due(self.end, self._standing())
         lost, more = due - found, found - due
         assert not lost, f"{len(lost)} tokens are lost, {sorted(lost)[:4]}"
         assert not more, f"{len(more)} tokens are repeated or not due, {sorted(more)[:4]}"
 
     def require_amounts(self) -> None:
-        """Hold a run that drew amounts to its end to what was asked for."""
+        """Compare a run that drew its amounts to the end with the requested amounts."""
         found, wanted = self.found(), self.wanted()
         for source, name in enumerate(self.history.latest.names):
             if (amount := wanted.get(name)) is None:
@@ -408,19 +408,19 @@ def _set(run: EditedRun, name: str) -> Change:
     held = (run.history.latest.mix.amounts or {}).get(name)
     if held is None or chance.random() < 0.4:
         return SetAmounts(amounts={name: _amount(chance, 2)})
-    # More of what it has: a source that has ended goes on.
+    # More of the same amount: a source that has ended continues.
     more = {"epochs": 1, "samples": chance.randint(1, 30), "tokens": chance.randint(1, 300)}
     grown = Amount(**{held.kind: getattr(held, held.kind) + more[held.kind]})
     return SetAmounts(amounts={name: grown})
 
 
 def _rest(run: EditedRun, added: Iterator[str]) -> int:
-    """Change the mix of a run at rest; return the step that it goes on from."""
+    """Change the mix of a run at rest; return the step from which the run resumes."""
     chance = run.random
     latest = [run.end]
     for change in _changes(run, iter(()), chance.randint(0, 2)):
         step = run.end
-        if isinstance(change, SkipShard):  # of steps that were trained on too
+        if isinstance(change, SkipShard):  # also of steps that were already trained on
             step = chance.randint(max(0, run.end - 4), run.end)
         if run.edit_at_rest(change, step) and isinstance(change, SkipShard):
             latest.append(step)

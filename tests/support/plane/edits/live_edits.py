@@ -46,14 +46,14 @@ class LiveRun:
     spec: PlaneSpec
     """On one rank, with a folder."""
     names: Sequence[str]
-    """Of sources that changes speak of; some may come later, or never."""
+    """Names of the sources that changes mention; some sources join later or never."""
     shards: Sequence[str]
     added: Iterator[AddSource]
     open_plane: Callable[[PlaneSpec], DataPlane] = LocalPlane
     kill: Callable[[DataPlane, random.Random], None] = lambda _plane, _chance: None
     """Ends a process of the plane."""
     digests: dict[int, int] = field(default_factory=dict)
-    """What every step was trained on, as it was trained last."""
+    """The digest of every step, as it was trained last."""
     pieces: dict[int, Counter[tuple[int, ...]]] = field(default_factory=dict)
     """Pieces of samples in it."""
     saved: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -64,12 +64,12 @@ class LiveRun:
 
     @property
     def folder(self) -> Path:
-        """Of the run."""
+        """Folder of the run."""
         assert self.spec.run_dir is not None
         return self.spec.run_dir
 
     def live(self, steps: int) -> None:
-        """Go on from a state that was saved, on other ranks, and change the mix between the steps."""
+        """Resume from a saved state, on other ranks, and change the mix between the steps."""
         dp = self.random.choice([1, 2, 3])
         with self._opened(ClientPlaceTree.of(dp=dp)) as plane:
             clients = [Client(plane.handle(rank)) for rank in range(dp)]
@@ -80,14 +80,14 @@ class LiveRun:
                 client.close()
 
     def _opened(self, tree: ClientPlaceTree) -> DataPlane:
-        """Open a plane from a state that it does not refuse, a random one of those."""
+        """Open a plane from a random state among those that it accepts."""
         spec = replace(self.spec, tree=tree)
         while self.saved and self.random.random() < 0.9:
             at = self.random.choice(sorted(self.saved))
             try:
                 plane = self.open_plane(replace(spec, state=self.saved[at]))
             except StateError as error:
-                # Behind what was skipped since: as the message says, from one before it.
+                # The state lies after steps that were skipped since. As the message says, an earlier state is needed.
                 self.refused.append(error)
                 self._forget(at)
                 continue
@@ -143,7 +143,7 @@ class LiveRun:
         return next(self.added, Undo())
 
     def _a_step(self, next_step: int) -> int | None:
-        """Return a step that has passed, is next, is soon, or that the run never comes to."""
+        """Return a step that has passed, is next, is soon, or that the run never reaches."""
         chance = self.random
         soon = next_step + chance.randrange(12)
         return chance.choice([None, None, None, soon, soon, chance.randrange(next_step + 1), _FAR])

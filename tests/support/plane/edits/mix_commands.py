@@ -25,10 +25,10 @@ def run_mix(*arguments: object) -> Result:
 
 
 def json_of(*arguments: object) -> dict:
-    """Run a command with ``--json`` and return what it printed.
+    """Run a command with ``--json`` and return its parsed output.
 
     Raises:
-        BaseException: What the command raised.
+        BaseException: The exception that the command raised.
     """
     result = run_mix(*arguments, "--json")
     if result.exception is not None:

@@ -1,4 +1,4 @@
-"""What holds of every simulated run, whatever was changed in it and whoever was lost."""
+"""Promises of every simulated run, whatever was changed in it and whichever role was lost."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,10 @@ __all__ = ["require_each_sample_once", "require_journal_folds", "state_behind", 
 
 
 def taken_in(simulation: Simulation, step: int, history: History) -> MixState:
-    """Return the state before a step as a plane takes it: the folder has all edits, the state those before it."""
+    """Return the state before a step with the edits that a plane reads.
+
+    The folder has all edits; the state has those that were made before it.
+    """
     saved = json.loads(json.dumps(simulation.states[step]))
     carried = edits_in(saved)
     revision = len(carried)
@@ -34,7 +37,7 @@ def taken_in(simulation: Simulation, step: int, history: History) -> MixState:
 def require_each_sample_once(
     simulation: Simulation, lengths: Sequence[Sequence[Sequence[int]]]
 ) -> None:
-    """Find that no sample is lost or trained on twice; ``lengths`` are those of the records of every source."""
+    """Check that no sample is lost or trained on twice; ``lengths`` are those of the records of every source."""
     mix, last = simulation.mix, max(simulation.states)
     pieces = [
         key

@@ -1,4 +1,4 @@
-"""Mixes with a stage that waits for epochs, and what they come to once it began."""
+"""Mixes with a stage that waits for epochs, and their result once that stage has begun."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What stands in for actors of a Ray: their methods, and answers that may be errors."""
+"""Fakes of Ray actors: their methods, and answers that may be errors."""
 
 from functools import partial
 

@@ -24,7 +24,8 @@ def a_ray(folder, **resources):
     }
     node = begin_bare_node("", folder=folder / "ray", env=env)
     try:
-        # Loopback stays what it is: Ray would look for its head at the address by which others reach this host.
+        # Loopback stays unchanged. Otherwise Ray would look for its head at the address at which other hosts reach
+        # this one.
         yield env | {"RAY_ADDRESS": head_of(node), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     finally:
         node.communicate()
@@ -43,7 +44,7 @@ def begin_job(env, *words, program=JOB, **keywords):
 
 
 def end_of(job):
-    """Wait for the end of a job; return what it told last."""
+    """Wait for the end of a job; return its last report."""
     said, faults = job.communicate(timeout=LIMIT_S)
     told = [line for line in said.splitlines() if line.startswith("{")]
     assert told, faults[-3000:]
@@ -51,5 +52,5 @@ def end_of(job):
 
 
 def run_job(env, *words, program=JOB, **keywords):
-    """Run a job; return what it told last."""
+    """Run a job; return its last report."""
     return end_of(begin_job(env, *words, program=program, **keywords))

@@ -1,6 +1,6 @@
-"""A driver, or a rank of one, that attaches to a detached plane. Prints what it was handed, and its state.
+"""A driver, or a rank of one, that attaches to a detached plane. Prints the batches that it received, and its state.
 
-detached_driver.py MIX KEYWORDS      keywords of omniload.open; of its own "takes", steps, and "end": kill, wait, or
+detached_driver.py MIX KEYWORDS      keywords of omniload.open; its own are "takes", steps, and "end": kill, wait, or
                                      attached to be killed before its rank has joined; "mesh" are sizes by name
 """
 

@@ -1,7 +1,7 @@
-"""A rank that reports what each of its microbatches took, as a cost has it. Prints what it was handed as JSON.
+"""A rank that reports the time of each of its microbatches, computed from a cost. Prints its batches as JSON.
 
-fitting_rank.py MIX KEYWORDS COST      keywords of omniload.open; of its own "takes", steps, and "save_at", the step
-                                       before which the state is told. COST is seconds of a token and of a pair of
+fitting_rank.py MIX KEYWORDS COST      keywords of omniload.open; its own are "takes", steps, and "save_at", the step
+                                       before which the state is saved. COST is seconds of a token and of a pair of
                                        tokens, and how many times as slow each rank is; none are reported without
 """
 
@@ -17,7 +17,7 @@ def main(mix, keywords, cost):
         with omniload.open(mix, arrays="numpy", **keywords) as loader:
             for _ in range(takes):
                 batch = loader.next_batch()
-                # By microbatch, as a cost decides which of them a row is in.
+                # Rows are listed by microbatch, because a cost decides the microbatch of each row.
                 rows = [each.tokens.tolist() for each in batch.microbatches]
                 seen.append([batch.step, rows])
                 for each in batch.microbatches if cost else ():

@@ -1,6 +1,6 @@
-"""One rank of a job that uses ``omniload.open``, as a user would write it. Prints what it was handed as JSON.
+"""One rank of a job that uses ``omniload.open``, as a user would write it. Prints its batches as JSON.
 
-front_rank.py MIX KEYWORDS      keywords as JSON; "plan" says what the rank does besides
+front_rank.py MIX KEYWORDS      keywords as JSON; "plan" names the further actions of the rank
 """
 
 import json
@@ -31,7 +31,7 @@ from tests.support.plane.processes.telling import tell  # noqa: E402 -- likewise
 
 KEYWORDS = {key: value for key, value in json.loads(sys.argv[2]).items() if key != "plan"}
 HELD_OUT = KEYWORDS.pop("evaluates", "")
-"""Mix with the split that is evaluated beside the second step."""
+"""Mix with the split that is evaluated during the second step."""
 
 
 def with_mesh(keywords):
@@ -87,7 +87,7 @@ def main():
 
 
 def main_of_attempts():
-    """Open a loader with each set of keywords in turn; tell what refuses them."""
+    """Open a loader with each set of keywords, one after another; print the refusals."""
     shared, refused = {key: KEYWORDS[key] for key in KEYWORDS if key != "attempts"}, []
     for more in KEYWORDS["attempts"]:
         keywords = shared | more

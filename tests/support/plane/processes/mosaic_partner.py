@@ -1,4 +1,4 @@
-"""What Mosaic Streaming itself hands out, and its states, as JSON that tests compare with.
+"""The batches and states of Mosaic Streaming itself, as JSON that tests compare with.
 
 Run where ``mosaicml-streaming`` is installed (it pins an older numpy and transformers than the tests use)::
 

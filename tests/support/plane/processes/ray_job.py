@@ -1,4 +1,4 @@
-"""A job of a Ray that runs already, as Ray Train has it: ranks are actors in bundles that capture what they start.
+"""A job in a running Ray, as Ray Train starts it: ranks are actors in placement groups that capture their children.
 
 ray_job.py MIX FOLDER KEYWORDS      keywords of omniload.open as JSON; "bundles" are cores of each bundle, two at least,
                                     and "runtime_env" is that of the job; "beside" are those of a second loader,
@@ -23,7 +23,7 @@ class Rank:
     """A rank in a bundle."""
 
     def run(self, number, mix, folder, keywords):
-        """Take all batches; return them, and what was there with the first."""
+        """Take all batches; return them, and the processes that existed at the first one."""
         import omniload  # noqa: PLC0415 -- as a training function does
 
         beside, seen, there = keywords.pop("beside", None), [], {}
@@ -38,7 +38,7 @@ class Rank:
                             seen_beside.append(taken(others.next_batch()))
                     seen.append(taken(batch))
                     there = there or {"free": ray.available_resources(), "actors": planes_actors()}
-            # Its plane goes on, though the one that was opened first has ended.
+            # The second loader's plane continues, although the first loader has ended.
             if others is not None:
                 seen_beside += [taken(batch) for batch in others]
                 there["actors_beside"] = planes_actors()

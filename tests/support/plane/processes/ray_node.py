@@ -20,7 +20,7 @@ def main(address, folder, head=None):
     plan = NodePlan(
         folder=folder, address=address, workers=2, object_store_bytes=_STORE_BYTES, head=head
     )
-    # Whoever waits for the address is told where it stands, and does not wait without an end.
+    # The test that waits for the address gets a stack of each thread, and its wait has a limit.
     faulthandler.dump_traceback_later(_UP_WITHIN_S, exit=True)
     node = start_node(plan)
     faulthandler.cancel_dump_traceback_later()

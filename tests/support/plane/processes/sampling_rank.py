@@ -1,4 +1,4 @@
-"""One rank of a job that samples groups, as a user would write it. Prints what it was handed as JSON.
+"""One rank of a job that samples groups, as a user would write it. Prints its batches as JSON.
 
 Its state after each batch lies beside the mix, for ``--from-state``; of ranks that are killed one ends in its N-th
 rollout, so within a batch. Ranks of one prompts, along tp, answer and judge each in its own way.
@@ -21,7 +21,7 @@ from tests.support.plane.processes.telling import tell
 
 
 def rollout(prompts):
-    """Return rewards by the number of the prompt: of every third all right, of every third all wrong."""
+    """Return rewards by the number of the prompt: in every three prompts, one is all right and one is all wrong."""
     rewards = [[[1, 1], [0, 0], [1, 0]][prompt.key[1] % 3] for prompt in prompts]
     answers = [[prompt.tokens[:i] for i in range(2)] for prompt in prompts]
     return omniload.Rollouts(rewards=rewards, answers=answers)
@@ -39,7 +39,7 @@ def told_of(batch):
 
 
 def message_of_an_exchange_that_one_rank_leaves():
-    """Return what rank 0 is told where rank 1 does not come."""
+    """Return the error that rank 0 gets if rank 1 does not take part."""
     # Long enough for ranks of a busy machine to meet within it.
     exchange = torch_part("exchange_of")(None, 3.0)
     found = [len(part) for part in exchange.all_gather(b"x" * (3 + exchange.rank))]

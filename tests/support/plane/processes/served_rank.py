@@ -1,4 +1,4 @@
-"""A served plane, or a rank that joins it and does what it is told on standard input. Prints what it has as JSON.
+"""A served plane, or a rank that joins it and obeys commands on standard input. Prints its results as JSON.
 
 served_rank.py serve MIX ADDRESS WORLD_SIZE
 served_rank.py join ADDRESS NUMBERS        lines: next, or resize NUMBERS; a rank leaves behind the last

@@ -1,11 +1,10 @@
-"""A plane of one rank that does what it is told, a line of standard input each. Answers in JSON, among lines of Ray. A
-question that has no answer in five minutes ends it, and where each thread was stands in its standard error.
+"""A plane of one rank that obeys commands on standard input, one per line.
 
-shadow_rank.py MIX RUN NODES KEYWORDS      it waits for so many nodes first; keywords of the runtime as JSON
+shadow_rank.py MIX RUN NODES KEYWORDS      it waits for NODES nodes first; keywords of the runtime as JSON
 
     take N      the digests of the next N steps
     whole       waits until every role is held and every shadow stands by
-    where       the host of each role, as the status of the run says
+    where       the host of each role, from the status of the run
     holders     the member that holds each role
     kill ROLE   SIGKILL for its process
     environ ROLE NAME...      variables of the environment of the member that holds it
@@ -47,7 +46,7 @@ def wait_until(done):
 
 
 def wait_for_nodes(address, count):
-    """Wait until there are so many, and this one knows of the others: what is theirs is started here before that."""
+    """Wait until the cluster has ``count`` nodes that this one reaches; until then their actors would start here."""
     cluster = AttachedCluster(address)
     try:
         wait_until(lambda: len(nodes_with_room()) == count)
@@ -83,7 +82,7 @@ def answers(plane, client, run):
 
 
 def answer_all(lines, able, within_s):
-    """Answer each line; a question that has no answer in time is told of by all stacks, and ends this process."""
+    """Answer each line. If a question gets no answer in time, print the stacks of all threads and end this process."""
     for line in lines:
         faulthandler.dump_traceback_later(within_s, exit=True)
         word, *more = line.split()

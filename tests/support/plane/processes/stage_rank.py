@@ -1,4 +1,4 @@
-"""One of the ranks of a mesh with two stages, that train a model of two layers. Prints what it had.
+"""One of the ranks of a mesh with two stages, which train a model of two layers. Prints its batches.
 
 stage_rank.py MIX EVALUATED SIZES     of dp, pp and tp, as 1,2,2; each rank prints one line of JSON
 """
@@ -30,13 +30,13 @@ def columns_of(batch):
 
 
 def evaluated():
-    """Return what an evaluation beside the training hands out."""
+    """Return the batches of an evaluation during the training."""
     with omniload.open(EVALUATED, split="eval", mesh=mesh) as evaluation:
         return [columns_of(batch) for batch in evaluation]
 
 
 def trained_on(batch, weight):
-    """Run one step over the two stages: hidden states go on, and their gradients come back."""
+    """Run one step over the two stages: hidden states go forward, and their gradients come back."""
     if stage == 0:
         hidden = embedding(weight, batch)
         dist.send(hidden.detach(), partner)
@@ -55,7 +55,7 @@ def trained_on(batch, weight):
 mesh = init_device_mesh("cpu", SIZES, mesh_dim_names=("dp", "pp", "tp"))
 dp, stage, tp = mesh.get_coordinate()
 partner = int(mesh.mesh[dp, 1 - stage, tp])
-# As of a trainer that ties the first and the last layer: others have fewer groups.
+# As in a trainer that ties the first and the last layer: the other ranks have fewer groups.
 if dist.get_rank() in {0, 2}:
     dist.new_group([0, 2], use_local_synchronization=True)
 weight = fresh()[stage]

@@ -1,4 +1,4 @@
-"""What a rank tells the test that started it: a line of JSON, whole beside those of the other ranks."""
+"""Reports of a rank to the test that started it: lines of JSON that stay whole among those of other ranks."""
 
 import fcntl
 import json

@@ -1,4 +1,4 @@
-"""A replica of torchft on a host, or its lighthouse. Prints what it commits as JSON.
+"""A replica of torchft on a host, or its lighthouse. Prints its committed steps as JSON.
 
 torchft_replica.py lighthouse HOST
 torchft_replica.py train NAME LIGHTHOUSE ADDRESS HOST STEPS WAITS_IN

@@ -42,7 +42,7 @@ VALUES = (
     *([[]], {"a": 1}, {"type": "jsonl"}, ["", None], "2024-13-45", "!!python/name:os.system"),
 )
 LIMIT_S = 30
-"""What takes longer hangs."""
+"""Limit after which a read counts as hanging."""
 _LARGEST = 1 << 40
 _ENTERED_BYTES = 9 << 20
 """More than a compressed shard has that is entered at its first byte alone."""
@@ -51,14 +51,14 @@ WEIGHT = OwnColumn(column="weights")
 
 @dataclass(slots=True)
 class Outcomes:
-    """What became of spoilt inputs of one kind."""
+    """Outcomes of spoilt inputs of one kind."""
 
     how: Counter = field(default_factory=Counter)
-    """``refused``, ``skipped``: some records counted as bad, ``read``: as what it holds now."""
+    """Counts of ``refused``, ``skipped`` (some records counted as bad), and ``read`` (as the files are now)."""
     nameless: list = field(default_factory=list)
     """Errors that do not say which file."""
     lost: list = field(default_factory=list)
-    """Files beside which records of another, sound one were missing, or not as they were."""
+    """Files whose damage removed or changed records of the other, sound shard."""
     longest_s: float = 0.0
 
     @property
@@ -91,7 +91,7 @@ def damaged(data, rng):
 
 
 class ParquetColumns(ParquetTokens):
-    """With a column of a user's own."""
+    """Parquet with a column of a user's own."""
 
     def write(self, path, texts):
         lists = [expected_tokens(text) if text else [] for text in texts]
@@ -104,7 +104,7 @@ class ParquetColumns(ParquetTokens):
 
 
 class MdsColumns(MdsTokens):
-    """With a column of a user's own, whose arrays say their type and shape themselves."""
+    """MDS with a column of a user's own, whose arrays contain their own type and shape."""
 
     columns = (("tokens", "ndarray:uint16", None), ("weights", "ndarray", None))
 
@@ -120,7 +120,7 @@ class MdsColumns(MdsTokens):
 
 
 class _Entered:
-    """So long that a shard is entered at places in its middle: beside each text stands much that nothing reads."""
+    """Shards long enough to be entered in their middle: each text comes with a large field that nothing reads."""
 
     def lines(self, texts):
         beside = "b" * (_ENTERED_BYTES // len(texts))
@@ -148,14 +148,13 @@ SPOILT = KINDS | {
     "jsonl-gz-entered": GzipEntered,
     "jsonl-zst-entered": ZstdEntered,
 }
-"""Kinds whose shards are spoilt: those of the contract of sources, columns of a user's own, and shards that are entered
-in their middle."""
+"""Kinds whose shards are spoilt: the kinds of the contract, columns of a user, and shards entered in their middle."""
 
 
 def spoilt_shards(kind, folder, rng, count, root=None):
-    """Damage a file of one shard after the other, ``count`` times, with a sound shard beside it, and read both.
+    """Damage a file of one shard after another, ``count`` times, next to a sound shard, and read both.
 
-    With ``root``, the address of a folder in a store, they are read there.
+    With ``root``, the address of a folder in a store, they are read from there.
     """
     kind.write(folder / f"part-0{kind.suffix}", texts_of_shard(0))
     own = set(folder.iterdir())

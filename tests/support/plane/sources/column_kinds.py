@@ -3,10 +3,10 @@
 A kind holds::
 
     write(path, records)   one shard, by the library that others write it with
-    config(**columns)      what a mix file says of all shards of a folder; columns by name, as ``COLUMNS`` has them
+    config(**columns)      the mix file's entry for all shards of a folder; columns by name, as in ``COLUMNS``
     suffix                 of its shards
     tokenizer              of the mix, or None where records are token ids
-    names                  those of ``COLUMNS`` that it can have
+    names                  the names in ``COLUMNS`` that it supports
     nulls                  whether a record may be without a value
 """
 
@@ -54,7 +54,7 @@ COLUMNS = {
 """Columns by name, but for where a kind reads each from."""
 ARROW = {"lang": pa.string(), "year": pa.int64(), "score": pa.float64(), "flag": pa.bool_()}
 NOWHERE_ELSE = MappingProxyType({})
-"""Where columns are called as in a mix file."""
+"""For kinds that name their columns as in the mix file."""
 PER_TOKEN = {"weight": pa.list_(pa.float64()), "kind": pa.list_(pa.int32())}
 
 
@@ -160,7 +160,7 @@ class LanceIds(_LanceDataset, ParquetIds):
 INSIDE = MappingProxyType(
     {"lang": "meta.lang", "year": "meta.year", "score": "meta.more.score", "flag": "meta.more.flag"}
 )
-"""Where columns are that stand inside others."""
+"""Places of columns that lie inside other columns."""
 
 
 def inside(record):
@@ -256,7 +256,7 @@ class ZstdLines(Lines):
 
 
 class TokenLines(_Ids):
-    """As Python's own writer has them."""
+    """Token ids as Python's own JSON writer writes them."""
 
     suffix = ".jsonl"
 
@@ -279,7 +279,7 @@ class TokenLines(_Ids):
 
 
 class CsvRows(_Texts):
-    """As Python's own writer has them; what is no text is written as Python shows it."""
+    """Rows as Python's own CSV writer writes them; values other than texts are written as Python shows them."""
 
     suffix = ".csv"
     delimiter = ","
@@ -383,7 +383,7 @@ class ArchivedMembers(ArchivedObjects):
 
 
 class MdsIds(MdsTexts):
-    """By the layout that Mosaic documents; of truths it has none, which are integers there."""
+    """The layout that Mosaic documents. It has no type for truth values, so they are integers."""
 
     tokenizer = None
     names, nulls = (*TAGS, "weight", "kind"), False
@@ -430,7 +430,7 @@ class MdsIds(MdsTexts):
 
 
 class NumpyFiles(_Ids):
-    """Files of ``numpy.save``, columns in files beside, which the pattern of the source takes too."""
+    """Files of ``numpy.save``, with columns in further files that the pattern of the source also matches."""
 
     suffix = ".npy"
     names, nulls = ("year", "score", "flag", "weight", "kind"), False

@@ -24,7 +24,7 @@ __all__ = [
 
 TEXTS = [f"d{i}" for i in range(100)]
 DRAWN = {"a": np.array([0, 7, 8, 49]), "b": np.array([3])}
-"""By shard of fifty."""
+"""Drawn records by shard, of fifty each."""
 LEFT = sorted(set(range(100)) - {0, 7, 8, 49, 53})
 
 

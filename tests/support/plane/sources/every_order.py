@@ -1,4 +1,4 @@
-"""Records of a source against those that somebody else read, in every order and from any position."""
+"""Records of a source compared with those that another reader found, in every order and from any position."""
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -50,10 +50,10 @@ def require_records(
 
     Args:
         folder: Where its files lie.
-        expected: What the other reader found.
+        expected: The records that the other reader found.
         draw: Draws where reading resumes.
         methods: Orders of ``shuffle`` that the files can be read in.
-        config: What the mix file says of the source; all files of the folder, where it names none.
+        config: The mix file's entry for the source; by default all files of the folder.
     """
     count, told = len(expected), None
     for method in methods:

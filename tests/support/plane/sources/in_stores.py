@@ -1,4 +1,4 @@
-"""Shards of any kind in a store: a folder, what was put of it under a prefix, and who opens it there."""
+"""Shards of any kind in a store: a folder, its copy under a prefix, and readers that open it there."""
 
 import uuid
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ __all__ = ["StoredShards", "clients_told", "config_in_units", "shards_in"]
 
 @contextmanager
 def clients_told(protocol, **settings):
-    """Have whoever opens a URL of a protocol go by some settings of fsspec."""
+    """Make every client of a protocol use some settings of fsspec."""
     before, fsspec.config.conf[protocol] = fsspec.config.conf.get(protocol), settings
     fsspec.get_filesystem_class(protocol).clear_instance_cache()
     try:
@@ -26,11 +26,11 @@ def clients_told(protocol, **settings):
 
 
 class StoredShards:
-    """A folder, and what was put of it under a prefix of its own."""
+    """A folder, and its copy under a prefix of its own."""
 
     def __init__(self, folder, root):
         self.folder, self.url = folder, f"{root}/{uuid.uuid4().hex}"
-        # By another client than a run has, which keeps its listings.
+        # This client is another one than that of a run, because clients cache their listings.
         self.store, self.path = url_to_fs(self.url, skip_instance_cache=True)
         self.put()
 
@@ -44,12 +44,12 @@ class StoredShards:
         return f"{self.path}/{file.relative_to(self.folder)}"
 
     def put_one(self, file):
-        if self.url.startswith("hdfs:"):  # which has folders
+        if self.url.startswith("hdfs:"):  # HDFS has folders
             self.store.makedirs(self.at(file).rpartition("/")[0], exist_ok=True)
         self.store.put_file(str(file), self.at(file))
 
     def opened(self, config, tokenizer, cache_dir=None, **changes):
-        """Open it as another process would: nothing is at hand of what clients keep."""
+        """Open it as another process would, without anything that clients have cached."""
         type(self.store).clear_instance_cache()
         path = f"{self.url}/{config.path}" if config.path != "." else self.url
         return open_source(

@@ -1,4 +1,4 @@
-"""Files that may be compressed, as other tools write and read them: of one part, or of many end to end."""
+"""Files that may be compressed, as other tools write and read them: in one part, or in many parts end to end."""
 
 import gzip
 import struct
@@ -25,7 +25,7 @@ def _by_zstd(content: bytes, cuts: Sequence[int]) -> bytes:
     aside = struct.pack("<II", 0x184D2A50, 3) + b"any"
     packed = []
     for i, part in enumerate(_parts_of(content, cuts)):
-        # As a stream writes it, whose frame does not say how much it holds, and as one that has all of it does.
+        # A stream writer produces frames that do not contain their size; a one-shot writer produces frames that do.
         writer = zstandard.ZstdCompressor(write_checksum=bool(i % 2)).compressobj()
         whole = zstandard.ZstdCompressor().compress(part)
         packed.append(whole if i % 3 else writer.compress(part) + writer.flush())

@@ -1,4 +1,4 @@
-"""Shards in a store in memory that counts what it gives, and shard caches over them."""
+"""Shards in a store in memory that counts its reads, and shard caches over them."""
 
 import os
 import time

@@ -16,7 +16,7 @@ def slowly(tokens, *, milliseconds=0.0):
 
 
 def install(folder: Path, monkeypatch) -> None:
-    """Have this process, and those that it starts, know the transform ``slowly``."""
+    """Register the transform ``slowly`` in this process and in the processes that it starts."""
     (folder / "lab_of_transforms.py").write_text(_TRANSFORM)
     about = folder / "slow-1.0.dist-info"
     about.mkdir()

@@ -6,7 +6,7 @@ from pathlib import Path
 __all__ = ["SLOW_S", "install", "make_slow"]
 
 SLOW_S = 0.5
-"""Of a request of a process that it is slow for."""
+"""Time of a request by a process for which the store is slow."""
 _FOLDER = "OMNILOAD_TEST_SLOWED"
 """Environment variable: where files lie that name such processes."""
 _STORE = f'''\
@@ -38,7 +38,7 @@ class SlowedStore(LocalFileSystem):
 
 
 def install(folder: Path, monkeypatch) -> None:
-    """Have this process, and those that it starts, know the store ``slowed``."""
+    """Register the store ``slowed`` in this process and in the processes that it starts."""
     (folder / "lab_of_stores.py").write_text(_STORE)
     about = folder / "lab-1.0.dist-info"
     about.mkdir()
@@ -48,7 +48,7 @@ def install(folder: Path, monkeypatch) -> None:
     monkeypatch.setenv(_FOLDER, str(folder / "slow"))
     (folder / "slow").mkdir()
     monkeypatch.syspath_prepend(folder)
-    # fsspec looks for what is installed as it is imported, which it is here.
+    # fsspec looks for installed stores when it is imported, which happens here.
     import fsspec  # noqa: PLC0415
 
     fsspec.register_implementation("slowed", "lab_of_stores.SlowedStore", clobber=True)

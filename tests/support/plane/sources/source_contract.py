@@ -1,4 +1,4 @@
-"""What every source promises; ``tests/support/plane/sources/source_kinds.py`` holds the kinds of shards.
+"""The promises of every source; ``tests/support/plane/sources/source_kinds.py`` has the kinds of shards.
 
 A kind holds::
 
@@ -15,8 +15,8 @@ and where it differs from the usual::
     everything(folder)   all files of all shards
     number               column or key with the number of a record in its shard, where it has one
     empty_records        False where no record can be empty
-    without_files        what is said when all of ``everything`` is gone
-    without_store        what is said of a URL, where a library reads by itself and knows no stores of ours
+    without_files        the message when all of ``everything`` is gone
+    without_store        the message about a URL, if a library reads by itself and does not know our stores
     takes_damage         False where a library may end the process at bytes that were altered
 """
 
@@ -179,7 +179,7 @@ class SourceContract:
         source = opened()
 
         assert len({*source.shards}) == len(source.shards)
-        firsts = [shard.partition(" and ")[0] for shard in source.shards]  # of groups of files
+        firsts = [shard.partition(" and ")[0] for shard in source.shards]  # for groups of files
         assert all(Path(first).is_file() for first in firsts)
         every = {source.shard_at(p) for p in range(source.positions_per_epoch)}
         assert every == {*range(len(source.shards))}
@@ -236,7 +236,7 @@ class SourceContract:
         found = open_format(SourceSpec("web", kind.config(folder), base_dir=folder))
         rows_F = found.format.units().records_F(len(found.files))
         ends_F = np.cumsum(rows_F)
-        # Of every second file the first record and the last.
+        # The first and the last record of every second file.
         ends = {
             f: (int(ends_F[f] - rows_F[f]), int(ends_F[f]) - 1) for f in range(0, len(rows_F), 2)
         }

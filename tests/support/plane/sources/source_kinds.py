@@ -166,7 +166,7 @@ class ZstdLines(PlainLines):
 
 
 class TokenLines(PlainLines):
-    """Token ids with a mask of attention beside them, which nobody reads; each id takes as many letters."""
+    """Token ids next to an attention mask that nothing reads; all ids have the same number of digits."""
 
     tokenizer = None
 
@@ -450,7 +450,7 @@ class NumpyDocuments:
 
 
 class FlatDocuments(NumpyDocuments):
-    """As nanoGPT has them, behind a header."""
+    """Documents in nanoGPT's format, after a header."""
 
     suffix = ".bin"
 
@@ -530,7 +530,7 @@ class TabbedRows(CsvRows):
 
 
 class MdsTexts:
-    """By the layout that Mosaic documents: columns in the order of their names, an index beside them."""
+    """The layout that Mosaic documents: columns in the order of their names, with an index file."""
 
     number = "id"
     suffix = ".mds"
@@ -641,7 +641,7 @@ class WebDatasetTexts:
         return WebDatasetSource(type="webdataset", path="*.tar", unit=8_000, shuffle=SHUFFLE)
 
     def corrupt(self, path):
-        """Alter a name, whose checksum tells."""
+        """Alter a name, which its checksum reveals."""
         data = bytearray(path.read_bytes())
         data[data.index(b"00020.cls")] ^= 1
         path.write_bytes(data)

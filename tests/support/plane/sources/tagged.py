@@ -14,7 +14,7 @@ from tests.support.plane.builders import a_mix
 __all__ = ["DEAR", "a_tagged_corpus", "install"]
 
 DEAR = 100.0
-"""What a token of German costs, where one of another language costs 1."""
+"""Cost of a token of German; a token of another language costs 1."""
 _LAB = f"""\
 import numpy as np
 
@@ -42,7 +42,7 @@ german_first.of = ("columns.lang",)
 
 
 def install(folder: Path, monkeypatch) -> None:
-    """Have this process, and those that it starts, know the cost ``dear_german`` and the strategy ``german_first``."""
+    """Register the cost ``dear_german`` and the strategy ``german_first``, here and in processes started later."""
     lab = folder / "lab"
     about = lab / "dear-1.0.dist-info"
     about.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The same rows with columns in each type of source that has columns, and what a mix file says of them."""
+"""The same rows with columns in each type of source that has columns, and the mix file's entries for them."""
 
 import csv
 import io
@@ -38,7 +38,7 @@ def _lance(path, rows):
 
 
 def _csv(path, rows):
-    """As pandas writes: an empty field for a null."""
+    """Write CSV as pandas does: an empty field for a null."""
     with path.open("w", newline="") as out:
         writer = csv.DictWriter(out, rows[0])
         writer.writeheader()
@@ -93,11 +93,11 @@ ROW_KINDS = {
     "mds": (_mds, "mds/{}.mds"),
     "webdataset": (_webdataset, "{}.tar"),
 }
-"""What writes rows of each type, and where."""
+"""The writer of each type of rows, and the file that it writes."""
 
 
 def write_rows(kind, folder, name, rows):
-    """Write a shard of rows; return what a mix file says of all shards of the type in the folder."""
+    """Write a shard of rows; return the mix file's entry for all shards of the type in the folder."""
     write, form = ROW_KINDS[kind]
     write(folder / form.format(name), rows)
     source = {"type": kind, "path": "mds" if kind == "mds" else form.format("*")}

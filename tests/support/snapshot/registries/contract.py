@@ -1,4 +1,4 @@
-"""What every image store promises; a new store adds a fixture named ``store`` that starts empty."""
+"""The promises of every image store; a new store adds a fixture named ``store`` that starts empty."""
 
 import io
 

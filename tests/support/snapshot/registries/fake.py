@@ -12,7 +12,7 @@ __all__ = ["FakeRegistry", "serving"]
 
 
 class FakeRegistry:
-    """What it holds, how it behaves, and what it was asked."""
+    """Contents, behaviour and received requests of a fake registry."""
 
     def __init__(self, *, ranges=True, auth=None):
         self.blobs: dict[str, bytes] = {}

@@ -53,7 +53,7 @@ def running_registry(folder: Path):
                 break
         else:
             raise RuntimeError("docker-registry ended: " + "".join(lines))
-        # A pipe that nobody reads would stop the registry once it is full.
+        # If nothing reads the pipe, the registry stops when the pipe is full.
         reader = threading.Thread(target=process.stderr.read, daemon=True)
         reader.start()
         yield found[1]

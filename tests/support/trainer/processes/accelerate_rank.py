@@ -1,4 +1,4 @@
-"""One rank of two under accelerate: what it is dealt, unbroken and resumed."""
+"""One rank of two under accelerate: its batches, in an unbroken and a resumed run."""
 
 import sys
 from pathlib import Path
@@ -27,7 +27,7 @@ class Seeds(Numbers):
 
 
 TP = "tp"
-"""Not of accelerate's configuration: both ranks are along tp."""
+"""The axis tp, which accelerate's configuration does not have: both ranks are along it."""
 CASES = {
     "workers' seeds": ({}, lambda kind: kind(Seeds(12), 2, shuffle=True, num_workers=1)),
     # 23 samples in batches of 2 over two ranks: the last batch is filled up from the first.
@@ -43,7 +43,7 @@ CASES = {
         lambda kind: kind(Stream(24), 4),
     ),
     "dealt stream": ({"dispatch_batches": False}, lambda kind: kind(Stream(23), 2)),
-    # Ranks along tp have the same batches: of those that are dispatched rank 0 takes one at a time.
+    # Ranks along tp have the same batches. If batches are dispatched, rank 0 takes them one at a time.
     "dispatched along tp": (
         {"dispatch_batches": True, TP: True},
         lambda kind: kind(Numbers(24), 2, shuffle=True),
@@ -63,7 +63,7 @@ def prepared(kind, configuration, loader):
     settings = {name: value for name, value in configuration.items() if name != TP}
     host = kind(cpu=True, dataloader_config=DataLoaderConfiguration(**settings))
     if TP in configuration:
-        # As parallelism_config= makes it, which accelerate refuses without accelerators.
+        # The mesh that parallelism_config= would make; accelerate refuses that option without accelerators.
         host.state.device_mesh = init_device_mesh("cpu", (2,), mesh_dim_names=(TP,))
     made = host.prepare(loader())
     torch.manual_seed(5 + host.process_index)  # workers of each rank have seeds of their own

@@ -1,4 +1,4 @@
-"""One rank of two under Hugging Face's Trainer: the loss of what a mix holds out, read by all, each its rows."""
+"""One rank of two under Hugging Face's Trainer: the loss of a held-out split, of which each rank reads its rows."""
 
 import sys
 

@@ -2,7 +2,7 @@
 
 image_rank.py MIX FOLDER STEPS MESH...     each MESH is JSON: sizes by name, in order; the loaders take turns
 
-A patch is its own embedding, so that what arrives tells where it is from. The loop is the one that the page prints.
+A patch is its own embedding, so the received values show their origin. The loop is the one that the page prints.
 """
 
 import json
@@ -45,7 +45,7 @@ def layer_inputs(microbatch, tp_group):
     ENCODER.zero_grad()
     found["made"].retain_grad()
     found["hidden"].sum().backward()
-    # Of ranks with the same rows one has embeddings: a gradient comes back once, not from each of them.
+    # Only one of the ranks with the same rows has embeddings, so a gradient comes back once and not from each rank.
     assert bool((found["made"].grad == 1).all())
     assert bool((found["hidden"] == found["spread"]).all())
     placed = ((found["inputs"] + 1) * 127.5).round()

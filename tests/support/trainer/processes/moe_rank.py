@@ -1,4 +1,4 @@
-"""What a rank of a small training run does: ``ranks.run(moe_rank.answer, dp=2, job={...})``.
+"""Work of a rank of a small training run: ``ranks.run(moe_rank.answer, dp=2, job={...})``.
 
 ``job``: checkpoints (a folder), first and last step, load, save_at, short_last. Each rank trains on every
 ``world_size``-th row.
@@ -27,7 +27,7 @@ def labels_of(rows):
 
 
 def run(job, groups):
-    # Seeds differ, so what a loading rank goes on with is what it loaded.
+    # The seeds differ, so a loading rank can only continue with the loaded weights.
     model = a_model(seed=5 if job["load"] else 0)
     optimizer = an_optimizer(model, lr=1e-2)
     checkpoints = Checkpoints(Path(job["checkpoints"]), a_config().model_dump(), groups=groups)
@@ -50,7 +50,7 @@ def run(job, groups):
 
 
 def answer(groups, *, job):
-    """Return what the rank came to, or the error that it ended with."""
+    """Return the result of the rank, or the error that ended it."""
     try:
         return run(DEFAULTS | job, groups)
     except OmniloadError as error:

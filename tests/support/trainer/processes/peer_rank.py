@@ -59,9 +59,9 @@ def take(peers):
 
 def exchange():
     if RANK == 1:
-        # As Megatron's, of its first and last stage: a group that the other rank has not.
+        # A group that the other rank lacks, like Megatron's group of its first and last stage.
         dist.new_group([1], backend="gloo", use_local_synchronization=True)
-    # Of the same ranks, one after the other, as for two samplers; then of each rank alone.
+    # Two groups of the same ranks, one after the other, as for two samplers; then a group for each rank alone.
     exchanges = [exchange_of(None, LONG_S) for _ in range(2)]
     alone = [dist.new_group([rank], backend="gloo") for rank in range(2)]
     exchanges.append(exchange_of(alone[RANK], LONG_S))

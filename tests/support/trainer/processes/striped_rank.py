@@ -44,7 +44,7 @@ PATIENCE_S = 120
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What all ranks of a group do."""
+    """The work of all ranks of a group."""
 
     what: str
     """``save`` or ``load`` tensors, or a ``run``: a model of which a checkpoint is kept. Loads compare."""
@@ -137,7 +137,7 @@ def _run(job, rank, rendezvous, told):
 
 @contextlib.contextmanager
 def ranks(job):
-    """Start the ranks of a job; yield each process with what it tells; leave none behind."""
+    """Start the ranks of a job; yield each process with its reports; leave none behind."""
     context = forking()
     started = []
     with tempfile.TemporaryDirectory() as folder:
