@@ -1,4 +1,4 @@
-"""Which part of a step the included trainer waits for data, two ranks through Ray.
+"""Share of a step for which the included trainer waits for data, with two ranks through Ray.
 
 python -m benchmarks.demo_wait --help
 """

@@ -1,4 +1,4 @@
-"""What the base install costs: disk, ``import omniload``, ``omniload --help``.
+"""Costs of the base install: disk, ``import omniload``, ``omniload --help``.
 
 python -m benchmarks.install --help
 """
@@ -40,7 +40,7 @@ def _built(folder: Path) -> Path:
 
 
 def _installed(wheel: Path, folder: Path) -> Path:
-    """Return the programs of an environment that holds the wheel and what it requires."""
+    """Return the programs folder of an environment with the wheel and its requirements."""
     venv.create(folder, with_pip=True)
     programs = folder / "bin"
     pip = [str(programs / "python"), "-m", "pip", "install", "-q", str(wheel)]

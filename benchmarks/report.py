@@ -1,7 +1,7 @@
-"""Dated benchmark reports: what was measured, on what, with which command and commit.
+"""Dated benchmark reports: the figures, the hardware, the command and the commit.
 
-Every benchmark writes through here, so that reports read alike and none leaves out
-what is needed to repeat it. Run benchmarks from the root of the tree, as modules::
+Every benchmark writes its report with this module, so all reports read alike and contain everything that is needed to
+repeat them. Run benchmarks from the root of the tree, as modules::
 
     python -m benchmarks.planner.balance
 
@@ -32,7 +32,7 @@ __all__ = [
 
 _BENCHMARKS = Path(__file__).resolve().parent
 REPORTS = _BENCHMARKS / "reports"
-"""Where reports go, in folders as their benchmarks are."""
+"""Folder of the reports, with the same subfolders as the benchmarks."""
 
 Cell = str | int | float
 
@@ -127,15 +127,16 @@ def write_report(  # noqa: PLR0913 -- what was measured, by what, and what came 
 ) -> Path:
     """Write ``reports/<folder>/<date>-<hardware>-<name>.md``; one of the same day is replaced.
 
-    The folder is that of the benchmark: what ``benchmarks/planner/balance.py`` measures is in ``reports/planner``.
+    The folder of a report is that of the benchmark: reports of ``benchmarks/planner/balance.py`` are in
+    ``reports/planner``.
 
     Args:
         benchmark: ``__file__`` of the benchmark.
-        name: What was measured, in one word for the file name, such as ``balance``.
+        name: Subject of the measurement, in one word for the file name, such as ``balance``.
         title: Heading.
         command: Command line that repeats the measurement from the root of the tree.
         tables: The figures.
-        reading: One paragraph: what the figures say, and what they do not.
+        reading: One paragraph: what the figures show, and what they do not.
         machine: Hardware; this machine without an accelerator when not given.
 
     Returns:

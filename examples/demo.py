@@ -40,11 +40,11 @@ TRAIN = "examples/train.yaml"
 VICTIM = "rank 1"
 WAIT_TARGET = 0.02
 LEAST_FALL = 1.0
-"""Nats that the loss must fall by: what a model gets from token frequencies alone is about two."""
+"""Nats that the loss must fall by; token frequencies alone account for about two."""
 
 
 class DemoError(Exception):
-    """A phase did not do what it is to show."""
+    """A phase did not show what it should."""
 
 
 @dataclass
@@ -115,7 +115,7 @@ def main() -> int:
 
 
 def options_of(told: str) -> argparse.Namespace:
-    """Return what the command line says, which ``--help`` begins to explain with ``told``."""
+    """Return the options of the command line; ``told`` is the description in ``--help``."""
     parser = argparse.ArgumentParser(
         description=told, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -160,7 +160,7 @@ def _train(demo: Demo) -> Path:
 
 
 def prove_run(demo: Demo, run_dir: Path, train: str) -> tuple[Proof, RunSummary]:
-    """Prove a run that was killed; ``train``: what a user would name."""
+    """Prove a run that was killed; ``train`` is the command that a user would run."""
     with demo.phase("Proof: every step saw the samples of an unbroken run"):
         demo.console.print(f"\n[dim]$[/] [bold]omniload train verify {train}[/]\n")
         proof = prove(run_dir)

@@ -1,4 +1,4 @@
-"""The main job on two hosts: a rank on each, one is killed, all come back, and the samples are those of one host.
+"""The main job on two hosts, a rank on each: one is killed, all come back, and the samples are those of one host.
 
     python -m examples.demo_hosts            some minutes on two cores
     python -m examples.demo_hosts --fresh    build the corpus anew and forget earlier runs

@@ -1,4 +1,4 @@
-"""Two hosts on one machine, as far as a job can tell: namespaces with a name and an address each, and a wire between.
+"""Two hosts on one machine, as far as a job can see: namespaces with a name, an address and a wire each.
 
 Everything is in namespaces of their own, mounts as well: nothing of the machine is changed, and nothing stays once the
 processes have ended. Root needs nothing else; other users need a kernel that lets them have user namespaces.
@@ -86,7 +86,7 @@ class TwoHosts:
             if command.poll() is None:
                 command.send_signal(signal.SIGTERM)
         _wait_for(self._commands, _ASKED_WITHIN_S)
-        # What commands have left ends by itself: Ray's servers see that their job is gone.
+        # Remaining processes end by themselves when Ray's servers notice that the job is gone.
         until_s = time.monotonic() + _ENDED_WITHIN_S
         while self.processes() and time.monotonic() < until_s:
             time.sleep(0.1)
@@ -106,7 +106,7 @@ class TwoHosts:
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=None if out is None else subprocess.STDOUT,
-            # A key that interrupts is for whoever has started both.
+            # An interrupt key is for the process that has started both.
             start_new_session=True,
         )
         self._commands.append(command)
@@ -132,7 +132,7 @@ class TwoHosts:
 
     def _begun(self, name: str, address: str) -> subprocess.Popen[str]:
         spaces = ["unshare", "--mount", "--uts", "--net"]
-        if self._holders:  # beside the first one: a wire joins networks of one owner
+        if self._holders:  # next to the first namespace, because a wire joins networks of one owner
             whose = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
             first = self._holders[0].pid
             words = ["nsenter", "--target", str(first), *whose, "--mount", *spaces]

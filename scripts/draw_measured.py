@@ -4,7 +4,7 @@
 
     python scripts/draw_measured.py
 
-A test compares what is drawn with what lies in ``docs/pictures``.
+A test compares the drawn pictures with those in ``docs/pictures``.
 """
 
 from pathlib import Path
@@ -104,7 +104,7 @@ PICTURES = {
     "step_sizes.svg": (step_sizes, "loaders/2026-11-30-2core-step_sizes.md"),
     "memory.svg": (memory, "loaders/2026-11-28-2core-ranks.md"),
 }
-"""What draws each picture, and the report that it shows."""
+"""The function that draws each picture, and the report that the picture shows."""
 
 
 def drawn(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Draw ``docs/pictures/proof.svg``: a run that is killed with SIGKILL and resumed, beside one that is not.
+"""Draw ``docs/pictures/proof.svg``: a run that is killed with SIGKILL and resumed, next to an unbroken run.
 
 ::
 

@@ -65,7 +65,7 @@ The largest count is 2^53, the largest size 2^60 bytes, and the longest duration
 """
 
 _OF_QUANTITIES = {1 << 53, 1 << 60, 2e9}
-"""Largest values of those kinds."""
+"""Largest values of these kinds."""
 
 _MIX_INTRO = """# Mix file
 
@@ -223,7 +223,7 @@ def main() -> None:
 
 
 def _collect(model: type[BaseModel], path: str, sections: dict[type[BaseModel], _Section]) -> None:
-    """Enter ``model`` and what it holds, in the order of the keys, depth first."""
+    """Enter ``model`` and its nested models, in the order of the keys, depth first."""
     section = sections.setdefault(model, _Section(model))
     if path in section.paths:
         return
@@ -235,7 +235,7 @@ def _collect(model: type[BaseModel], path: str, sections: dict[type[BaseModel], 
 
 
 def _models_in(annotation: object, suffix: str) -> Iterator[tuple[type[BaseModel], str]]:
-    """Yield the models in a type, each with what the path to it adds to the key."""
+    """Yield the models in a type, each with its suffix of the path to the key."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation, suffix
         return

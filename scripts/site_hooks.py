@@ -29,7 +29,7 @@ def link_in_site(page: str, text: str, target: str, outside: dict[str, Path]) ->
 
     Args:
         page: Place in the site of the page that holds the link.
-        text: What is shown.
+        text: The shown text.
         target: Where it leads, relative to the page's file in the repository.
         outside: Pages from outside ``docs``, by their place in the site.
     """

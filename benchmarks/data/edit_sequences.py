@@ -18,7 +18,7 @@ __all__ = ["Found", "found_in", "main"]
 
 @dataclass(slots=True)
 class Found:
-    """What came about in the sequences that ran."""
+    """Findings of the sequences that ran."""
 
     sequences: int = 0
     edits: Counter[str] = field(default_factory=Counter)
@@ -27,10 +27,10 @@ class Found:
     lives: int = 0
     killed: int = 0
     steps: int = 0
-    """Steps that were trained on, without those that another life trained on again."""
+    """Steps that were trained on; a step that another life trained on again counts once."""
     tokens: int = 0
     broken: dict[int, str] = field(default_factory=dict)
-    """What broke, by seed."""
+    """Broken promises, by seed."""
 
     def take(self, run: EditedRun) -> None:
         """Count a sequence that held."""

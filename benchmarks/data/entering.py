@@ -27,9 +27,9 @@ __all__ = ["main"]
 
 _WORDS, _WORDS_A_LINE = 50_000, 160
 _FRAME_BYTES = 8 << 20
-"""What pzstd puts into a frame."""
+"""Uncompressed bytes of a frame of pzstd."""
 _MEMBER_BYTES = 65_280
-"""What bgzip puts into a member."""
+"""Uncompressed bytes of a member of bgzip."""
 _READ = 64
 """Records of the first read."""
 _PLACES = {"the middle": 0.5, "near the end": 0.99}
@@ -55,7 +55,7 @@ WAYS: dict[str, tuple[str, int, Pack]] = {
 
 
 def _lines(size_bytes: int) -> Iterator[bytes]:
-    """Yield lines of about so many bytes in all, of words as frequent as words are."""
+    """Yield lines of about ``size_bytes`` bytes in all, with a realistic frequency of words."""
     random = np.random.default_rng(17)
     lengths = random.integers(2, 11, _WORDS)
     words = np.array(
@@ -80,7 +80,7 @@ def _write(path: Path, plain: Path, part_bytes: int, pack: Pack) -> None:
 
 
 def _read(folder: Path, name: str, index: Path, place: float) -> tuple[float, list[bytes]]:
-    """Return processor seconds from opening to records at a place, and those."""
+    """Return the processor seconds from opening to the records at a place, and these records."""
     began_s = time.process_time()
     config = JsonlSource(type="jsonl", path=name, shuffle=ShuffleConfig(method="none"))
     spec = SourceSpec(
@@ -103,7 +103,7 @@ def _read(folder: Path, name: str, index: Path, place: float) -> tuple[float, li
 @click.option("--rounds", type=click.IntRange(1, 50), default=3, show_default=True)
 @click.option("--report", is_flag=True, help="Write a report.")
 def main(mib: int, rounds: int, report: bool) -> None:
-    """Measure what a place in a shard of ``mib`` MiB of lines, decompressed, takes to reach."""
+    """Measure the time to reach a place in a shard of ``mib`` MiB of lines, decompressed."""
     rows = []
     sizes = []
     with tempfile.TemporaryDirectory(dir=".") as held:

@@ -37,7 +37,7 @@ class Documents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFormat:
-    """How a shard is written, and how a mix file names all of them."""
+    """The way to write a shard, and the mix file's entry for all shards."""
 
     write: Callable[[Path, Documents], None]
     """Writes a shard; its path has no suffix."""

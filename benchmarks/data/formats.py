@@ -1,4 +1,4 @@
-"""How fast a source reads the same documents from each format, beside parquet.
+"""Speed of a source that reads the same documents from each format, compared with parquet.
 
 python -m benchmarks.data.formats --help
 """

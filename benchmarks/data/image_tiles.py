@@ -1,4 +1,4 @@
-"""What it costs to decode a photograph and cut it into tiles, beside the processors of transformers.
+"""Cost of decoding a photograph and cutting it into tiles, compared with the processors of transformers.
 
 .venv-frameworks/bin/python -m benchmarks.data.image_tiles --help
 """
@@ -27,7 +27,7 @@ _HEIGHT, _WIDTH = 768, 1_024
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """How an image is cut."""
+    """A way to cut an image."""
 
     name: str
     patch: int = 14
@@ -44,7 +44,7 @@ WAYS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What one way costs."""
+    """Costs of one way."""
 
     images: int
     tokens: int

@@ -1,4 +1,4 @@
-"""What a rank waits for its first batch of captions with photographs, and what is decoded and held ahead of it.
+"""Wait of a rank for its first batch of captions with photographs, and the images decoded and kept ahead of it.
 
 python -m benchmarks.data.images_ahead --help
 """

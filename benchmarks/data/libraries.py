@@ -1,4 +1,4 @@
-"""Reading, tokenising and chat data beside the libraries that people use for each, on the same files and cores.
+"""Reading, tokenising and chat data compared with the usual library for each, on the same files and cores.
 
 .venv-frameworks/bin/python -m benchmarks.data.libraries --help
 """
@@ -55,7 +55,7 @@ __all__ = [
 
 _SHARDS, _GROUP_ROWS = 12, 1_000
 _EVEN_LETTERS = 3_000
-"""Of a document of web text, about."""
+"""Letters of a typical document of web text."""
 _CORES = 2
 _WAIT_S = 300.0
 _SPECIAL = ["<|im_start|>", "<|im_end|>", "<bos>", "<eos>"]
@@ -124,8 +124,8 @@ def rates_of(
 ) -> dict[str, list[float]]:
     """Return how much each way reads in a processor second, ``repeats`` times in turns after a first one.
 
-    Each is gone ``unmeasured`` times right before it is measured: what it needs of memory is then at hand, as within
-    a run that goes on, and not what the way before it has let go of.
+    Each way runs ``unmeasured`` times right before it is measured. Its memory is then already allocated, as within a
+    long run, and it does not use the memory that the previous way freed.
     """
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(repeats + 1):
@@ -140,7 +140,7 @@ def rates_of(
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """How a way of making chat data has two cores."""
+    """The use of two cores by a way of making chat data."""
 
     way: str
     processes: int
@@ -244,7 +244,7 @@ def reading_tables(folder: Path, texts: Sequence[str], repeats: int) -> list[Tab
 
 
 def tokenising_tables(folder: Path, texts: Sequence[str], repeats: int) -> list[Table]:
-    """Return how much each way tokenises: in tokens, and in MB of text, to be put beside what is read."""
+    """Return the rate of each way in tokens and in MB of text, which can be compared with the rates of reading."""
     ways = tokenising_ways(folder, texts)
     rates = rates_of(ways, repeats)
     tokens, _ = next(iter(ways.values()))()

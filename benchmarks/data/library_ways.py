@@ -1,6 +1,6 @@
-"""What reading, tokenising and chat data are compared with: each way reads the same files to its end.
+"""The ways that reading, tokenising and chat data are compared with: each reads the same files to the end.
 
-A way returns what it has read, tokens or bytes of text, and the processor seconds that took.
+A way returns its count of tokens or bytes of text, and the processor seconds that it used.
 """
 
 import itertools
@@ -56,13 +56,13 @@ _FEW_ROWS = 1_024
 _BLOCK_GROUPS = 4
 """Row groups of a block, as a source has them by default."""
 _BLOCK_BYTES = 16 << 20
-"""Of pyarrow's reader of JSON, whose own megabyte is slower on these files."""
+"""Block size for pyarrow's reader of JSON; its default of one megabyte is slower on these files."""
 
 
 class _Free(ByteEncoder):
     """Makes one token of each text; what that costs is counted, to be taken off.
 
-    No more of them: to let go of what a tokenizer writes is no part of reading either.
+    Returns nothing: the release of a tokenizer's output is not part of reading.
     """
 
     def __init__(self) -> None:

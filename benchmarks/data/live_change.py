@@ -33,7 +33,7 @@ _LENGTH, _BEGUN = 4_096, 6
 """Steps that ranks take before the first change."""
 _TIMES_S = (0.02, 0.1, 0.25, 1.0, 5.0)
 _ROWS = 2
-"""Of a rank and step."""
+"""Rows of a rank in a step."""
 _WAIT_S = 60.0
 
 
@@ -42,18 +42,18 @@ class Change:
     """One change, and what became of it."""
 
     answered_s: float
-    """From the asking to the answer."""
+    """Time from the request to the answer."""
     given: int
     """Steps that ranks had when it was taken up, from the one that the slowest of them wanted next."""
     effective_s: float
-    """From the asking until every rank had its batch of the first step that the change holds at."""
+    """Time from the request until every rank had its batch of the first step with the change."""
     agreed: bool
-    """Whether ranks say the same of that step and of the one before, which is of the old mix where it is of the new."""
+    """Whether ranks agree on that step and on the step before it: the first has the new mix, the second the old one."""
 
 
 @dataclass(slots=True)
 class Rank:
-    """What a rank saw: of each step, when it had its batch, and tokens by source of the whole step."""
+    """Record of a rank: for each step, the time of its batch, and the tokens of the whole step by source."""
 
     seen: dict[int, tuple[float, Mapping[str, int]]] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -134,7 +134,7 @@ def changes_of(
         try:
             for rank in ranks:
                 rank.at(_BEGUN)
-            # The first is left out: what was there before it is of all sources.
+            # The first change is left out, because the mix before it has all sources.
             found = [changed(run, ranks, _CORPUS.names, turn) for turn in range(changes + 1)]
             return found[1:]
         finally:

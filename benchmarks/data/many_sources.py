@@ -59,11 +59,11 @@ class Took:
     """One process."""
 
     wall_s: float
-    """To its end; to its first batch, from when it has imported all."""
+    """Wall time to its end; and to its first batch, counted from the end of its imports."""
     cpu_s: float
-    """Of the process until it ended."""
+    """Processor time of the process until it ended."""
     faults: int
-    """Faults that were told with the file and the line."""
+    """Faults that were reported with the file and the line."""
 
 
 def write_mixes(folder: Path, sources: int) -> dict[str, Path]:
@@ -114,14 +114,14 @@ def write_mixes(folder: Path, sources: int) -> dict[str, Path]:
 
 def measured(arguments: Sequence[str], file: Path, cache: Path) -> Took:
     """Run Python on a mix file with kept indexes in ``cache``."""
-    # Modules stand compiled, as where a distribution is installed, whatever whoever measures has set.
+    # Modules are compiled as in an installed distribution, whatever the caller's environment has set.
     env = os.environ | {
         "XDG_CACHE_HOME": str(cache),
         "PYTHONPYCACHEPREFIX": str(cache / "compiled"),
     }
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     began_s, before = time.perf_counter(), os.times()
-    # Faults go to a file: a pipe that nobody reads would hold the process up.
+    # Faults go to a file, because the process would block on a full pipe.
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             [sys.executable, *arguments, str(file)],

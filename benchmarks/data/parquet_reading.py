@@ -1,9 +1,10 @@
-"""Reading text of Parquet and of compressed JSON lines, per core, beside pyarrow's own readers: by documents and files.
+"""Text of Parquet and of compressed JSON lines, read per core: omniload compared with pyarrow's own readers.
 
 python -m benchmarks.data.parquet_reading --help
 """
 
-# First: it says how Arrow keeps what was freed, as it does in a loader, and Arrow asks once, as it is loaded.
+# First, because it sets how Arrow keeps freed memory, as in a loader; Arrow reads this setting once, when it is
+# loaded.
 from omniload.base.linux.freed_memory import keep_freed
 from omniload.base.linux.huge_pages import spare_host
 
@@ -49,15 +50,15 @@ class Case:
     """One kind of file."""
 
     letters: int
-    """Of a document, most of them of one byte."""
+    """Letters of a document, most of them of one byte."""
     codec: str
-    """How pages are compressed; of lines zstd."""
+    """Compression of pages; lines are compressed with zstd."""
     group_mib: int
-    """Of a row group, as text; 0 for lines."""
+    """Size of a row group, as text; 0 for lines."""
     mib: int
-    """Of the file, as text."""
+    """Size of the file, as text."""
     dictionary: bool = False
-    """Whether texts are few, and written as a dictionary."""
+    """Whether there are few distinct texts, written as a dictionary."""
 
     @property
     def records(self) -> int:
@@ -195,7 +196,7 @@ def main(repeats: int, mib: int, large: bool, report: bool) -> None:
             ways = (batch_ways if case.group_mib else lines_ways)(Path(made))
             found[not case.group_mib][case] = rates_of(ways, repeats, unmeasured=1)
             parts[case] = parts_of(Path(made), repeats)
-        # Told as it goes: all of them take some time.
+        # Results are printed one by one, because all of them take some time.
         click.echo(
             " | ".join(table_of_ratios("", {case: found[not case.group_mib][case]}).rows[0]),
             err=True,

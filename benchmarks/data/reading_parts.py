@@ -1,4 +1,4 @@
-"""What each part of our reading of text takes: the time within functions of a real read, less those that they call."""
+"""Time of each part of our reading of text: the time in functions of a real read, without functions they call."""
 
 import functools
 import time
@@ -20,10 +20,13 @@ from omniload.source.parsing.json_lines import many_lines
 __all__ = ["PARTS", "SAME", "parts_of"]
 
 PARTS = ("decoding", "checks", "laid end to end", "order and views", "all else")
-"""What is told apart; decoding of lines is decompressing and parsing. Texts of Parquet are checked while laid,
-and long lines by what parses them."""
+"""Names of the parts.
+
+Decoding of lines is decompressing and parsing. Texts of Parquet are checked while they are laid end to end, and long
+lines are checked by their parser.
+"""
 SAME = "pyarrow, same duties"
-"""What a reader takes that does the same by pyarrow alone; of Parquet only."""
+"""Name of a reader that does the same work with pyarrow alone; only for Parquet."""
 _PLACES: tuple[tuple[str, Any, str], ...] = (
     ("decoding", parquet.ParquetFormat, "_laid_texts"),
     ("decoding", parquet.ParquetFormat, "_indexed_texts"),
@@ -40,7 +43,7 @@ _PLACES: tuple[tuple[str, Any, str], ...] = (
     ("order and views", columns.Pieces, "texts"),
     ("order and views", Order, "block_of"),
 )
-"""Functions by part; one that calls another counts what it does itself."""
+"""Functions by part; the time of a function excludes measured functions that it calls."""
 
 
 def parts_of(folder: Path, repeats: int) -> dict[str, dict[str, float]]:

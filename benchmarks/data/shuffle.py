@@ -1,4 +1,4 @@
-"""How far the order of a source is from that of its files, by way of shuffling, and what is held for it.
+"""Distance of a source's order from that of its files, by way of shuffling, and the memory that the way needs.
 
 python -m benchmarks.data.shuffle --help
 
@@ -37,7 +37,7 @@ class _Shards:
 
 
 _READ = _Shards(shards=8, units=8, rows=1_000)
-"""What is read for the cost."""
+"""Shards that are read to measure the cost."""
 WAYS = {
     "none": ShuffleConfig(method="none"),
     "shards": ShuffleConfig(method="shards"),
@@ -49,10 +49,10 @@ WAYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixing:
-    """How an order mixes records, each known by its place in the files."""
+    """Quality of an order, in which each record is known by its place in the files."""
 
     correlation: float
-    """Rank correlation of neighbours: of the places of a record and of the one behind it."""
+    """Rank correlation between the place of a record and the place of the next one."""
     distance: float
     """Mean distance of the places of neighbours, over that of a full shuffle (a third of the records)."""
     shards: float
@@ -120,7 +120,7 @@ def write_shards(folder: Path, *, shards: int, units: int, rows: int) -> int:
 
 
 def cost_table(folder: Path, repeats: int, caption: str) -> Table:
-    """Read the shards of a folder by every way, and tell the processor time of the fastest of some epochs."""
+    """Read the shards of a folder by every way; return the least processor time of several epochs."""
     rows = []
     for name, way in WAYS.items():
         found = [_read(folder, way) for _ in range(repeats)]
@@ -163,7 +163,7 @@ def _read(folder: Path, way: ShuffleConfig) -> tuple[float, float]:
 )
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(shards: int, units: int, rows: int, repeats: int, report: bool) -> None:
-    """Compare ways of shuffling with a full shuffle, and with one another in what they cost.
+    """Compare ways of shuffling with a full shuffle, and their costs with one another.
 
     \b
     Example:

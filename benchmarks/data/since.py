@@ -63,7 +63,7 @@ print(json.dumps(found))
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What one process gave."""
+    """Result of one process."""
 
     by_wall: float
     """Tokens a second."""

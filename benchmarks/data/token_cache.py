@@ -1,4 +1,4 @@
-"""Text through a token cache: without one, filling it, from it; and before a run, beside what libraries write.
+"""Text through a token cache: without one, while it fills, from a full one, and filled before a run.
 
 python -m benchmarks.data.token_cache --help
 """
@@ -136,7 +136,7 @@ def _ahead_ways(
 
 
 def _ahead(folder: Path, rounds: int, with_datasets: Path | None) -> dict[str, list[float]]:
-    """Return by the clock how many seconds each way takes to make all tokens, whole commands in turns."""
+    """Return the wall seconds in which each way makes all tokens; whole commands run alternately."""
     found: dict[str, list[float]] = {}
     for turn in range(rounds):
         for number, (way, (command, variables)) in enumerate(
@@ -173,7 +173,7 @@ def _ahead(folder: Path, rounds: int, with_datasets: Path | None) -> dict[str, l
 )
 @click.option("--report", is_flag=True, help="Write a report.")
 def main(mib: int, rounds: int, datasets_python: Path | None, report: bool) -> None:
-    """Measure what a token cache costs and saves."""
+    """Measure the costs and savings of a token cache."""
     with tempfile.TemporaryDirectory() as held:
         folder = Path(held)
         corpus = build_sample_corpus(folder / "corpus", size=mib << 20)

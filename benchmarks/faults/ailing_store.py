@@ -1,4 +1,4 @@
-"""A store of files over HTTP, in a process of its own, that refuses or is slow for a while when it is told to.
+"""A store of files over HTTP, in its own process, that refuses requests or is slow for a while on command.
 
 python -m benchmarks.faults.ailing_store --help
 """
@@ -31,7 +31,7 @@ class AilingStore:
     """Serves a folder for as long as it is entered."""
 
     def __init__(self, folder: Path, answers_after_s: float, address: str = "127.0.0.1") -> None:
-        """Serve ``folder``, each answer after so many seconds where nothing is amiss."""
+        """Serve ``folder``; each answer takes ``answers_after_s`` seconds if the store is healthy."""
         self._folder, self._answers_after_s, self._address = folder, answers_after_s, address
 
     def __enter__(self) -> Self:
@@ -53,7 +53,7 @@ class AilingStore:
         self._server.communicate()
 
     def ail(self, kind: str, seconds: float) -> None:
-        """Refuse (``store``) or be ten times slower (``delay``) from now on for so many seconds."""
+        """Refuse requests (``store``) or be ten times slower (``delay``) for the next ``seconds`` seconds."""
         self._ask(f"{kind} {seconds}")
 
     def counts(self) -> dict[str, int]:
@@ -75,7 +75,7 @@ class AilingStore:
 
 
 class _Ailment:
-    """What is amiss with a store, until when, and what it did to how many requests. For any thread."""
+    """The present fault of a store, its end, and the number of requests that it affected. Safe for any thread."""
 
     def __init__(self, answers_after_s: float) -> None:
         self._answers_after_s = answers_after_s
@@ -119,7 +119,8 @@ class _Files(SimpleHTTPRequestHandler):
 
     def _answer(self, *, sends: bool) -> None:
         refusal, path = self.ailment.meet(), Path(self.translate_path(self.path))
-        # In turn what stores do that are down: an error, nothing at all, and the beginning of an answer.
+        # The refusals alternate between those of stores that are down: an error, silence, and the beginning of an
+        # answer.
         way = None if refusal is None else ("error", "silence", "beginning")[refusal % 3]
         if way == "error":
             self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "as it was told")
@@ -153,13 +154,13 @@ class _Files(SimpleHTTPRequestHandler):
 
     @override
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: what was done is counted."""
+        """Write no log: faults are counted instead."""
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 1024
-    """Connections that processes of a job open at once: of more than five, which is the default, some would hang."""
+    """Queue of connections. The processes of a job open more at once than the default of five, and some would hang."""
 
     @override
     def handle_error(self, request: object, client_address: object) -> None:
@@ -177,7 +178,7 @@ class _Server(ThreadingHTTPServer):
 )
 @click.option("--address", default="127.0.0.1", show_default=True, help="Where it listens.")
 def main(folder: str, answers_after_s: float, address: str) -> None:
-    """Serve a folder over HTTP until standard input ends; its lines say what is to be amiss.
+    """Serve a folder over HTTP until standard input ends; the lines of standard input start faults.
 
     \b
     Example:

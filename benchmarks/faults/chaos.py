@@ -43,7 +43,7 @@ __all__ = ["main", "mix_for", "put_sources", "unbroken"]
 
 _FULL, _NETWORK = "full", "network"
 _ANSWERS_AFTER_S = 0.02
-"""What a store of objects takes for an answer."""
+"""Time of an answer of an object store."""
 _FEW_ROWS, _ROWS = 100, 500
 """Documents of a row group: few where the store is struck, so that it is read all the time."""
 
@@ -68,9 +68,9 @@ def mix_for(
     url: str | None = None,
     readers: int = 1,
 ) -> MixConfig:
-    """Return a mix of small steps over the corpus, which lies below a URL or beside the mix.
+    """Return a mix of small steps over the corpus, which lies below a URL or next to the mix.
 
-    Its heaviest source has so many readers.
+    Its heaviest source has ``readers`` readers.
     """
     mix = mix_of(
         corpus.names,
@@ -136,7 +136,7 @@ _ON_TWO_HOSTS = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trial:
-    """What is done to which job."""
+    """The job of a trial, and its faults."""
 
     faults: Faults
     script: Sequence[Fault] | None
@@ -158,12 +158,12 @@ class _Trial:
 
     @property
     def corpus(self) -> MixedSources:
-        """What is trained on."""
+        """The corpus that the job trains on."""
         rows = _FEW_ROWS if self.kinds & OF_STORES else _ROWS
         return MixedSources(sources=self.sources, documents=2_000, group_rows=rows)
 
     def mix(self, url: str | None = None, hosts: Hosts | None = None) -> MixConfig:
-        """Return the mix over sources that lie below a URL, or beside it."""
+        """Return the mix over sources that lie below a URL or next to the mix."""
         mix = mix_for(
             self.corpus,
             ranks=self.ranks,
@@ -220,7 +220,7 @@ class _Trial:
         return f"python -m benchmarks.faults.chaos {' '.join(words)}"
 
     def told(self) -> str:
-        """Say what was done."""
+        """Return the faults of the trial, in words."""
         if self.script is None:
             return f"{self.faults.count} faults from seed {self.faults.seed}"
         return f"The faults of a script ({'; '.join(map(str, self.script))})"
@@ -228,7 +228,7 @@ class _Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outcome:
-    """What came of it."""
+    """The result of a trial."""
 
     ordeal: Ordeal
     same: bool
@@ -236,7 +236,7 @@ class _Outcome:
     stops: list[tuple[float, float]]
     """When the machine stood still."""
     first: bool
-    """Whether what watched it went before all others."""
+    """Whether the processes that watch the machine had priority over all others."""
     took_s: float
     counts: dict[str, int] | None
     """Requests that a store of ours answered, refused, and was slow for."""
@@ -247,7 +247,7 @@ class _Outcome:
         return f"{len(self.stops)} stops of {seconds:.1f} s within {self.took_s:.0f} s"
 
     def of_store(self) -> str:
-        """Say what the store did, where it is ours."""
+        """Return what happened at the store, if it is our own."""
         if self.counts is None:
             return ""
         return (

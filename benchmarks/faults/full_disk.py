@@ -14,7 +14,7 @@ _NAME = "filler"
 
 @contextmanager
 def full_for(folder: Path, seconds: float) -> Iterator[threading.Event]:
-    """Take all room that a folder's file system has; gives an event that tells once the room is given back.
+    """Fill the file system of a folder; yield an event that is set when the space is free again.
 
     Args:
         folder: On a file system of its own, of 256 MiB at most.

@@ -2,7 +2,7 @@
 
 ::
 
-    here   the ranks, and whoever opens the plane: planner, loaders, constructors
+    here   the ranks, and the process that opens the plane: planner, loaders, constructors
     there  shadows of the loaders
 """
 
@@ -36,12 +36,12 @@ _THERE, _HEAD = "CHAOS_HOST", "CHAOS_RAY"
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """What a process of the first host knows of both."""
+    """The hosts as known to a process of the first one."""
 
     there: str
     """Name of the other."""
     ray: str
-    """Where the head of the Ray of both is."""
+    """Address of the head of the Ray of both hosts."""
     here: str = ADDRESSES[0]
     """Address of this one."""
 
@@ -84,7 +84,7 @@ def run_on_two_hosts(command: Sequence[str], text: str) -> int:
 
 @contextmanager
 def cut_for(host: str, seconds: float) -> Iterator[threading.Event]:
-    """Take the wire from a host for a while; gives an event that tells once it is back."""
+    """Cut the wire of a host for a while; yield an event that is set when the wire is back."""
     is_mended, mending = threading.Event(), threading.Lock()
 
     def put_back() -> None:

@@ -1,4 +1,4 @@
-"""When the machine itself stands still: a host that is shared takes cores away, and nothing on them goes on.
+"""Times at which the machine itself stops: a shared host takes cores away, and nothing on them runs.
 
 python -m benchmarks.faults.machine_stops --help
 """
@@ -29,8 +29,9 @@ _RECORD = struct.Struct("=dd")
 class MachineStops:
     """One process a core, of the highest priority, writes down when it was not woken in time.
 
-    Such a process goes before all others, so that their work does not delay it: a core that does not wake it runs
-    nobody. Where the priority is not allowed (``real_time`` is False) other work delays it as well.
+    Such a process has priority over all others, so their work does not delay it. If it is not woken on a core, then
+    nothing ran on that core. If the priority is not allowed (``real_time`` is False), other work delays the process
+    too.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a process takes whose loader is told by ``loader.memory`` how much it may hold: is it a cap that holds?
+"""Memory of a process whose loader has a limit by ``loader.memory``: does the process keep to the limit?
 
 python -m benchmarks.faults.memory_cap --help
 """
@@ -71,7 +71,7 @@ def child(folder: Path, memory: int, steps: int) -> None:
 
 
 def taken_by(folder: Path, memory: int, steps: int) -> tuple[int, int]:
-    """Return what the loader of a process counted at most, and what the process took at most."""
+    """Return the most memory that the loader of a process counted, and the most that the process used."""
     words = ["-m", "benchmarks.faults.memory_cap", "--child", str(folder), str(memory), str(steps)]
     done = subprocess.run([sys.executable, *words], check=True, capture_output=True)
     counted, peak = orjson.loads(done.stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""What befalls a job to which faults are done: how long ranks wait, who takes whose place, which samples come."""
+"""Behaviour of a job under faults: the waits of ranks, the replacements of roles, and the samples."""
 
 import time
 from collections import Counter
@@ -28,7 +28,7 @@ CALM_STEPS = 10
 
 @dataclass(frozen=True, slots=True, order=True)
 class Wait:
-    """How long the rank waited that waited longest for a step."""
+    """Longest wait of any rank for a step."""
 
     seconds: float
     begin_s: float
@@ -39,35 +39,35 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """What came of faults that were done at once."""
+    """Result of faults that strike together."""
 
     waits: Sequence[Wait]
-    """For all steps after them until the plane had recovered."""
+    """Waits for all steps after them until the plane had recovered."""
     ended_s: float | None = None
     """When the last of the processes that were struck had ended; ``None`` where none was."""
     replaced_s: float | None = None
-    """When another one was in the place of each."""
+    """Time until each struck role had a new holder."""
 
 
 @dataclass(slots=True)
 class Ordeal:
-    """What came of it."""
+    """Result of a whole script of faults."""
 
     digests: list[int] = field(default_factory=list)
-    """Of each step, whatever the ranks."""
+    """Digest of each step, whatever the ranks."""
     start: list[Wait] = field(default_factory=list)
-    """For the first steps, while shadows are being started."""
+    """Waits for the first steps, while shadows start."""
     calm: list[Wait] = field(default_factory=list)
-    """For steps in which nothing was amiss."""
+    """Waits for steps without a fault."""
     struck: dict[str, list[Struck]] = field(default_factory=dict)
-    """By what was done to which role."""
+    """Struck faults, by kind of fault and role."""
     refusals: list[str] = field(default_factory=list)
-    """What planes said that ended; another one went on from the state before the fault."""
+    """Messages of planes that ended; another plane resumed from the state before the fault."""
     others: list[int] = field(default_factory=list)
     """Steps that came once more, of which the samples were other ones."""
 
     def note(self, step: int, digest: int) -> None:
-        """Take in a step, which may come once more where another plane goes on from before it."""
+        """Record a step, which may come again if another plane resumes from before it."""
         assert step <= len(self.digests), "steps come in order"
         if step == len(self.digests):
             self.digests.append(digest)
@@ -87,21 +87,21 @@ def survive(
     """Take steps, and do each fault of a script once the plane has recovered from the one before.
 
     Args:
-        job: What they are done to.
-        mix: What it trains on.
+        job: The job that the faults strike.
+        mix: The mix of the job.
         script_of: Gives the script, once every shadow stands ready, for what may be struck by name.
         step_s: The trainer's own time a step, in seconds.
         seed: Decides which bit of a journal is another one.
-        says: Told of each fault, once it is over.
+        says: Called with each fault once it is over.
 
     Raises:
         TimeoutError: It did not recover in time.
-        ValueError: The script strikes what is not there.
+        ValueError: The script strikes a target that does not exist.
         OmniloadError: The plane ended by a fault by which it may not.
     """
     ordeal, built_ahead = Ordeal(), mix.steps_ahead + mix.steps_at_once
     before: JsonObject | None = None
-    """State to go on from where the plane refuses to: only where its journal is damaged."""
+    """State to resume from if the plane refuses to continue, which happens only if its journal is damaged."""
 
     def take() -> Wait:
         nonlocal before
@@ -144,7 +144,7 @@ def survive(
 
 
 def _named(faults: Sequence[Fault]) -> str:
-    """Say what was done at once, what was done several times with its number."""
+    """Return the names of faults that strike together; a repeated one has its number."""
     times = Counter(fault.what for fault in faults)
     return " and ".join(
         f"{what}, {count} times" if count > 1 else what for what, count in times.items()
@@ -166,7 +166,7 @@ def _struck_of(blow: Blow, waits: Sequence[Wait]) -> Struck:
 def table_of(
     ordeal: Ordeal, same: bool, shadows: int, stops: Sequence[tuple[float, float]]
 ) -> Table:
-    """Return the waits by what was done; a fault counts with its longest.
+    """Return the waits by kind of fault; each fault counts with its longest wait.
 
     Args:
         ordeal: What came of the faults.

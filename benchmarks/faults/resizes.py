@@ -1,4 +1,4 @@
-"""Ranks of a running data plane leave and come back: how long those that stay are without a batch.
+"""Ranks of a running data plane leave and come back: how long the remaining ranks are without a batch.
 
 python -m benchmarks.faults.resizes --help
 """
@@ -27,34 +27,34 @@ from omniload.plan.place_tree import ClientPlaceTree
 __all__ = ["Changes", "change", "main", "table_of"]
 
 _ROWS, _LENGTH = 24, 1024
-"""Of a step: whole shares for 1, 2, 3, 4, 6 and 8 ranks."""
+"""Rows and length of a step: whole shares for 1, 2, 3, 4, 6 and 8 ranks."""
 _STEPS_BETWEEN = 12
 
 
 class Plane(Protocol):
-    """What gives ranks their ends of a data plane."""
+    """Provider of the ranks' ends of a data plane."""
 
     def handle(
         self, dp_rank: int, cp_rank: int = 0, asked: ResizeAsked | None = None
     ) -> RankHandle:
-        """Return the end of a rank, of those that are asked for where they are not yet."""
+        """Return the end of a rank; start the requested ranks that do not exist yet."""
         ...
 
 
 @dataclass(slots=True)
 class Changes:
-    """What came of changes."""
+    """Results of the changes."""
 
     digests: list[int] = field(default_factory=list)
-    """Of each step, whatever the ranks."""
+    """Digest of each step, whatever the ranks."""
     gaps_s: dict[str, list[float]] = field(default_factory=dict)
-    """From when all ranks had their last batch until all had the first one behind the change, by change."""
+    """Times from the last batch of all ranks to the first one of all ranks after the change, by change."""
     steps_s: list[float] = field(default_factory=list)
     """The same between two steps in which no rank came or left."""
 
 
 def change(plane: Plane, sizes: Sequence[int], rounds: int, *, step_s: float) -> Changes:
-    """Have as many ranks as each of ``sizes``, in turn, so many times over; all are clients in this process.
+    """Change the number of ranks through ``sizes``, ``rounds`` times; all ranks are clients in this process.
 
     Args:
         plane: Serves as many ranks as the first of the sizes.

@@ -1,4 +1,4 @@
-"""How long the first batch takes after a resume, wherever the run stood, and whether it is the same batch.
+"""Time to the first batch after a resume, at several places of the run, and whether it is the same batch.
 
 python -m benchmarks.faults.resume --help
 """
@@ -95,7 +95,7 @@ class Mark:
     state: JsonObject
     """The client's state there."""
     digests: tuple[int, ...]
-    """Of the batches that followed."""
+    """Digests of the following batches."""
 
 
 def unbroken(layout: Layout, positions: Sequence[int], num_batches: int) -> list[Mark]:
@@ -165,7 +165,7 @@ def lengths_in(layout: Layout) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """What was found at one place."""
+    """Findings at one place."""
 
     samples: int
     runtime: str
@@ -265,7 +265,7 @@ def main(repeats: int, most: int, batches: int, shards: int, ray: bool, report: 
 
 
 def reading_of(found: Sequence[Resumed], layout: Layout, facts: Mapping[str, int]) -> str:
-    """Return what the figures say."""
+    """Return the reading of the figures."""
     local = [one for one in found if one.runtime == "local"]
     ray = [one for one in found if one.runtime == "ray"]
     files = layout.corpus.sources * layout.corpus.shards

@@ -1,4 +1,4 @@
-"""Which faults befall a running plane, and when: a script, as a seed draws it or a file holds it.
+"""Faults of a running plane and their steps: a script, drawn from a seed or read from a file.
 
 A line is one fault; what stands behind ``#`` is for people::
 
@@ -8,8 +8,8 @@ A line is one fault; what stands behind ``#`` is for people::
     140     -         store  20
     140     planner   kill
 
-It is done once the plane has taken so many steps and has recovered from the line before. Lines of one step are done
-at once. What the kinds do is told in ``benchmarks.faults.striking``.
+A fault strikes when the plane has taken this many steps and has recovered from the line before. Lines of one step
+strike together. ``benchmarks.faults.striking`` describes the kinds.
 """
 
 import random
@@ -32,10 +32,10 @@ __all__ = [
 ]
 
 NO_ROLE = "-"
-"""Stands in the place of a role where none is struck."""
+"""Word for faults that strike no role."""
 OF_ROLES = frozenset({"kill", "stop", "starve", "memory"})
 LASTING = frozenset({"starve", "memory"})
-"""Of those, the ones that last."""
+"""The kinds among these that last for a while."""
 OF_STORES = frozenset({"store", "delay"})
 OF_JOURNALS = frozenset({"torn-journal", "cut-journal", "flipped-journal"})
 KINDS: dict[str, float] = {
@@ -44,13 +44,13 @@ KINDS: dict[str, float] = {
     "starve": 15.0,
     # A process that wants no more memory in this time is ended all the same.
     "memory": 5.0,
-    # A small part of what a planner waits for room.
+    # A small part of the time for which a planner waits for free space.
     "full": 5.0,
     **dict.fromkeys(sorted(OF_STORES), 20.0),
     # Longer than a member is silent until it is replaced, and shorter than Ray takes to give a host up.
     "network": 15.0,
 }
-"""How long a fault of each kind lasts where nothing else is said, in seconds; 0 for one that is done at once."""
+"""Default duration of a fault of each kind, in seconds; 0 for a fault that strikes once."""
 _FIRST_STEP = 10
 _LEAST_STEPS, _MOST_STEPS = 10, 60
 """Between two faults of a random script."""
@@ -75,13 +75,13 @@ class Fault:
 
     @property
     def what(self) -> str:
-        """What is done to which sort of role, in a word or two."""
+        """Return the kind of fault and of role, in a word or two."""
         return f"{self.kind} {self.role.partition('-')[0]}".strip().removesuffix(f" {NO_ROLE}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What a random script does to which roles, and how often."""
+    """Faults of a random script: the kinds, the roles, and the number of each."""
 
     count: int
     roles: tuple[str, ...]
@@ -94,8 +94,8 @@ def drawn(faults: Faults, roles: Iterable[str]) -> list[Fault]:
     """Return a random script; a seed gives the same one again.
 
     Args:
-        faults: What is drawn from.
-        roles: Those that there are.
+        faults: The faults to draw from.
+        roles: The existing roles.
 
     Raises:
         ValueError: None of them is to be struck.

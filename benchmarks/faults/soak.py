@@ -30,15 +30,18 @@ _SHM = Path("/dev/shm")
 _EVERY_PART = 100
 """Looks in all."""
 _WARM, _EARLY, _LATE = 0.5, 0.65, 0.85
-"""Parts of the run: before the first, caches fill and allocators find what they keep; what is held from there to the
-second is compared with what is held after the third."""
+"""Parts of the run.
+
+Before the first, caches fill and allocators find the memory that they keep. The figures between the first and the
+second are compared with those after the third.
+"""
 _MORE_BYTES, _MORE_PART, _MORE = 4 << 20, 0.05, 2
-"""Growth that is none: so many bytes and such a part of what was held, so many descriptors or threads."""
+"""Growth that counts as none: in bytes, as a part of the earlier memory, and in descriptors or threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What one process holds, or several of one kind together."""
+    """Memory, descriptors and threads of one process, or of several of one kind together."""
 
     pss_bytes: int = 0
     descriptors: int = 0
@@ -54,7 +57,7 @@ class Held:
 
 
 def held_by(pid: int) -> Held:
-    """Return what a process holds; nothing where it has ended."""
+    """Return the figures of a process; zeros if it has ended."""
     folder = Path("/proc") / str(pid)
     try:
         lines = (folder / "smaps_rollup").read_text(encoding="ascii").splitlines()
@@ -92,7 +95,7 @@ def shared_memory() -> Held:
 def looks_over(
     plane: RayPlane, clients: Sequence[Client], steps: int
 ) -> Iterator[tuple[int, dict[str, Held]]]:
-    """Take steps; yield now and then how many were taken, and what is held by then."""
+    """Take steps; yield from time to time the number of steps taken and the present figures."""
     roles = {pid: role for role, pid in plane.pids().items()}
     every = max(1, steps // _EVERY_PART)
     for step in range(1, steps + 1):
@@ -104,14 +107,14 @@ def looks_over(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """What was held early and late, in the middle of each."""
+    """Early and late figures, each a median."""
 
     early: Held
     late: Held
 
     @property
     def is_some(self) -> bool:
-        """Whether it is more than chance."""
+        """Whether the growth is more than chance."""
         early, late = self.early, self.late
         more_bytes = max(_MORE_BYTES, round(_MORE_PART * early.pss_bytes))
         return (
@@ -122,7 +125,7 @@ class Growth:
 
 
 def grown(looks: Sequence[Mapping[str, Held]]) -> dict[str, Growth]:
-    """Compare what was held once caches were full with what was held at the end, for whoever is there in both."""
+    """Compare the figures after caches were full with those at the end, for processes that are in both."""
     count = len(looks)
     early = looks[int(_WARM * count) : max(1, int(_EARLY * count))]
     late = looks[int(_LATE * count) :]

@@ -1,8 +1,9 @@
 """A process that gets little of a core for a while, or no more memory.
 
-A core: by the kernel's own limit of a group (``cpu.max``, or ``cpu.cfs_quota_us`` of the older groups), where this
-process may make one; else as ``cpulimit`` does, which stops the process for a part of each tenth of a second. Memory:
-by a limit of a group, so that the kernel ends it; where that is not allowed it is sent what the kernel would send.
+A process gets less of a core by the kernel's own limit of a group (``cpu.max``, or ``cpu.cfs_quota_us`` of the older
+groups), if this process may make a group. Otherwise it is starved as by ``cpulimit``, which stops the process for a
+part of each tenth of a second. A process gets less memory by a limit of a group, so that the kernel kills it. If that
+is not allowed, it receives the signal that the kernel would send.
 """
 
 import signal
@@ -19,10 +20,10 @@ from tests.support.memory_groups import short_of_memory
 __all__ = ["SHARE", "Group", "as_cpulimit", "cpu_group", "short_for", "starved_for"]
 
 SHARE = 0.05
-"""Of one core, that a starved process gets."""
+"""Share of one core that a starved process gets."""
 _PERIOD_S = 0.1
 _GIVE_BACK_S = 5.0
-"""Longest that a group is asked to let go of its processes."""
+"""Longest time for which a group is asked to release its processes."""
 _GROUPS = Path("/sys/fs/cgroup")
 
 
@@ -67,7 +68,7 @@ class Group:
                 try:
                     self._emptied(place)
                 except OSError:
-                    # Busy, by what was started since it was looked at, or by one that is ending.
+                    # Busy, because of a process that was started since the last look, or of one that is ending.
                     if time.monotonic() > until_s:
                         raise
                     time.sleep(_PERIOD_S)
@@ -75,7 +76,7 @@ class Group:
         return give_back
 
     def _emptied(self, place: Path) -> None:
-        # It, and what it has started meanwhile; one that has ended is in no group.
+        # The process, and those that it has started meanwhile; an ended process is in no group.
         for each in (self._folder / "cgroup.procs").read_text().split():
             with suppress(ProcessLookupError):
                 place.write_text(each)
@@ -130,12 +131,12 @@ def as_cpulimit(pid: int, share: float) -> Callable[[], None]:
 def starved_for(
     pid: int, seconds: float, share: float = SHARE
 ) -> Iterator[tuple[str, threading.Event]]:
-    """Have a process get a part of one core for a while; gives how, and an event that tells once that is over.
+    """Limit a process to a part of one core for a while; yield the way, and an event that is set when that is over.
 
     Args:
         pid: The process.
         seconds: How long.
-        share: Of one core.
+        share: Share of one core.
     """
     try:
         how, end = "a group of the kernel's", cpu_group(pid, share)
@@ -154,7 +155,7 @@ def starved_for(
                 is_over.set()
 
     def in_time() -> None:
-        # Tried once more below, where whoever is inside hears of it.
+        # A second attempt below raises the error inside the block.
         with suppress(OSError):
             give_back()
 

@@ -1,4 +1,4 @@
-"""A job on Ray, and what a fault does to it: to its processes, its store, its disk and its journal.
+"""A job on Ray, and the effect of a fault on it: on its processes, its store, its disk and its journal.
 
 ::
 
@@ -46,7 +46,7 @@ __all__ = ["Job", "StruckProcess", "damage", "strike"]
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 _NO_SIGNAL = 0
-"""Tells only whether the process is there."""
+"""Signal number that only checks whether the process exists."""
 _PLANNER = "planner"
 _LOOK_S = 0.05
 """Looks for a successor, of which one reads all heartbeats or all processes."""
@@ -54,7 +54,10 @@ _GIVE_UP_S = 120.0
 
 
 class Job:
-    """A plane on Ray with its ranks in this process, which goes on from its last state where the plane refuses to."""
+    """A plane on Ray with its ranks in this process.
+
+    If the plane refuses to continue, the job resumes from its last state.
+    """
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class Job:
 
     @property
     def longest_wait_s(self) -> float:
-        """Of the rank that waited longest for its last batch."""
+        """Longest wait of any rank for its last batch."""
         return max(client.last_wait_s for client in self._clients)
 
     def state(self) -> JsonObject:
@@ -107,7 +110,7 @@ class Job:
         return self._clients[0].state_dict()
 
     def resume(self, state: JsonObject) -> None:
-        """End the plane, and open another one that goes on from a state, as whoever starts a job again does."""
+        """End the plane and open another one that resumes from a state, as a restart of the job would."""
         self._opened.close()
         self._open(state)
 
@@ -118,7 +121,7 @@ class Job:
         return [*roles, *shadows, *(f"reader-{n}" for n in range(len(readers_now())))]
 
     def process_of(self, target: str) -> tuple[int, Callable[[], bool]]:
-        """Return the process of a target, and what tells that another one is in its place.
+        """Return the process of a target, and a function that returns whether another process has replaced it.
 
         Raises:
             ValueError: There is no such target now.
@@ -159,7 +162,7 @@ class Job:
 def readers_now() -> list[int]:
     """Return the processes that read parts of sources for loaders of this process, the oldest first."""
     below = psutil.Process().children(recursive=True)
-    # Of one that ends as it is looked at nothing is to be had.
+    # A process that ends during the look has no title any more.
     return sorted(p.pid for p in below if "ReaderActor" in _title_of(p))
 
 
@@ -178,8 +181,8 @@ class StruckProcess:
 
         Args:
             pid: The process.
-            number: Of the signal.
-            is_replaced: Tells whether another process is in its place; asked once it has ended.
+            number: Number of the signal.
+            is_replaced: Returns whether another process has replaced it; called once it has ended.
         """
         self.ended_s: float | None = None
         self.replaced_s: float | None = None
@@ -190,7 +193,7 @@ class StruckProcess:
         self._thread.start()
 
     def is_over(self) -> bool:
-        """Tell whether another process is in its place."""
+        """Return whether another process has replaced it."""
         return self.replaced_s is not None
 
     def wait(self) -> None:
@@ -203,7 +206,7 @@ class StruckProcess:
         is_there = not look.poll(1000 * _GIVE_UP_S)
         os.close(self._process)
         if is_there:
-            return  # nobody has noticed: whoever waits for the end of the fault says so
+            return  # the code that waits for the end of the fault reports it
         self.ended_s = time.monotonic() - self._began_s
         while not self._is_replaced():
             if time.monotonic() > self._began_s + _GIVE_UP_S:
@@ -214,17 +217,17 @@ class StruckProcess:
 
 @dataclass(slots=True)
 class Blow:
-    """What was done at once, and when it is over."""
+    """Faults that strike together, and their end."""
 
     faults: Sequence[Fault]
     processes: list[StruckProcess] = field(default_factory=list)
     starved: list[StruckProcess] = field(default_factory=list)
     """Processes that are not to end by it: whether they did is all that is looked at."""
     others: list[Callable[[], bool]] = field(default_factory=list)
-    """What tells of each fault that strikes no process whether it is over."""
+    """Functions that return, for each fault that strikes no process, whether it is over."""
 
     def is_over(self) -> bool:
-        """Tell whether each of them is."""
+        """Return whether all of them are over."""
         return all(each.is_over() for each in self.processes) and all(
             over() for over in self.others
         )
@@ -234,8 +237,8 @@ def strike(job: Job, faults: Sequence[Fault], inside: ExitStack, seed: int) -> B
     """Do faults at once.
 
     Args:
-        job: What is struck.
-        faults: What is done to it.
+        job: The job to strike.
+        faults: The faults to strike it with.
         inside: Takes off again what lasts, at its end at the latest.
         seed: Decides which bit of a journal is another one.
 

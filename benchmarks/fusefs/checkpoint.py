@@ -8,9 +8,9 @@ Real ranks (gloo) save and load the same tensors with torch's distributed checkp
 - *mount*: DCP's file writer and reader on a mount of the same HDFS, each file striped;
 - *striped*: ``StripedWriter`` and ``StripedReader``, without a mount.
 
-A relay holds each connection to a data node to ``--stream-mb`` MB/s in each direction, low enough that
-two cores are not the limit. Loads start cold: a mount is fresh and a reader has no cache; blocks lie in
-the data nodes' page cache, which the cap makes irrelevant. What was loaded is compared.
+A relay limits each connection to a data node to ``--stream-mb`` MB/s in each direction, low enough that two cores are
+not the limit. Loads start cold: a mount is fresh and a reader has no cache. Blocks lie in the data nodes' page cache,
+which the limit makes irrelevant. The loaded values are compared with the saved ones.
 """
 
 import multiprocessing
@@ -55,7 +55,7 @@ _SHARD = "shard-00001-of-{:05d}.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What is measured."""
+    """The sizes and limits of a measurement."""
 
     size_mib: int
     ranks: int
@@ -227,7 +227,7 @@ def _mapped(path: Path) -> int:
 
 
 def mapped_loads(work: Work, cluster: Cluster, times: int) -> dict[str, list[float]]:
-    """Load one shard cold through a fresh mount, whole and mapped in turn; return seconds."""
+    """Load one shard cold through a fresh mount, alternately whole and mapped; return seconds."""
     found: dict[str, list[float]] = {"whole": [], "mapped": []}
     with tempfile.TemporaryDirectory() as root:
         for _ in range(times):
@@ -268,7 +268,7 @@ def single_file(work: Work, cluster: Cluster, size_mib: int) -> dict[str, float]
 def tables(
     work: Work, seconds: dict[str, float], loads: dict[str, list[float]], single: dict[str, float]
 ) -> list[Table]:
-    """Lay out what was found."""
+    """Return the tables of the findings."""
     rows = []
     for kind in ("plain", "mount", "striped"):
         for what in ("save", "load"):

@@ -1,4 +1,4 @@
-"""Who is compared: the ways to mount one store, and the S3 server that some of them read."""
+"""The contenders: the ways to mount one store, and the S3 server that some of them read."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ OURS = "fusefs"
 PLAIN = "fusefs, the peers' plain file"
 NATIVE = "fusefs, hdfs+native"
 CACHE = "rclone-cache"
-"""Folder beside the mount point that is emptied before each mount: a peer keeps what it read there."""
+"""Folder next to the mount point that is emptied before each mount: a contender caches its reads there."""
 KEYS = {
     "AWS_ACCESS_KEY_ID": "S3RVER",
     "AWS_SECRET_ACCESS_KEY": "S3RVER",
@@ -50,7 +50,7 @@ class Contender:
     mount: Callable[[Path], "subprocess.Popen[bytes]"]
     """Starts it at a mount point; the process ends when it is unmounted."""
     file: str
-    """What it reads: laid out by the contender that shall read it."""
+    """The file that it reads, written by the contender that will read it."""
     tasks: tuple[str, ...] = TASKS
 
 

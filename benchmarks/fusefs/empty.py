@@ -32,7 +32,7 @@ class Empty(FileSystem):
 
     def __init__(self) -> None:
         self._names: dict[int, dict[bytes, int]] = {ROOT_INODE: {}}
-        """By directory."""
+        """Inodes by name, by directory."""
         self._bytes: dict[int, bytearray] = {}
         self._next = ROOT_INODE
         self._owner = {"uid": os.getuid(), "gid": os.getgid()}

@@ -1,4 +1,4 @@
-"""What the mount costs and what striping gains. All figures of one run, as ratios.
+"""Costs of the mount and gains of striping. All figures come from one run, as ratios.
 
     python -m benchmarks.fusefs.mounts [--hdfs] [--size-mib 512]
 
@@ -218,7 +218,7 @@ def cached(base: Path, size: int) -> dict[str, float]:
             for path in paths.values():
                 reopened_read_s(path)
             time.sleep(2)
-        for path in paths.values():  # what the page cache holds has left memory
+        for path in paths.values():  # the content of the page cache has left memory
             direct_read_s(path, size)
         measures = {
             "O_DIRECT 1 MiB": lambda path: direct_read_s(path, size),
@@ -270,7 +270,7 @@ def memory_of(process: int, what: str) -> int:
 
 
 def streamed(base: Path, size: int) -> dict[str, float]:
-    """Memory of a mount that was read from front to back once, above what it began with."""
+    """Memory of a mount after one read from front to back, minus its memory at the start."""
     store, root = base / "streamed", base / "streamed-mnt"
     store.mkdir()
     root.mkdir()
@@ -313,8 +313,8 @@ def metadata(base: Path) -> dict[str, float]:
 def overhead(url: str, size: int) -> dict[str, float]:
     """Cold striped reads against the same objects through the store's client, in turns.
 
-    Both keep what they read, ours in its cache, as whoever loads a file does: a third of the
-    time goes into fresh memory, which a client that throws all away takes once.
+    Both keep the bytes that they read, ours in its cache, as code that loads a file does. A third of the time goes
+    into fresh memory, which a client that discards all bytes allocates only once.
     """
     config = FilesConfig(striping=Striping(unit=MiB, count=4), cache=size + 64 * MiB)
     writing = StripedFiles(open_store(url), config)

@@ -140,7 +140,7 @@ def seconds_of(contender: Contender, task: str, root: Path, data: bytes, seed: i
 
 
 Costs = dict[tuple[str, str], list[Cost | None]]
-"""By contender and task, one of each round; None where it failed."""
+"""Costs by contender and task, one for each round; None if it failed."""
 
 
 def rounds_of(contenders: Sequence[Contender], root: Path, data: bytes, rounds: int) -> Costs:
@@ -148,7 +148,7 @@ def rounds_of(contenders: Sequence[Contender], root: Path, data: bytes, rounds: 
     found: Costs = {}
     for seed in range(rounds):
         for task in TASKS:
-            # Not always the same first: the store's own caches warm up within a round.
+            # The order rotates, because the store's own caches warm up within a round.
             order = [*contenders[seed % len(contenders) :], *contenders[: seed % len(contenders)]]
             for contender in order:
                 if task in contender.tasks:
@@ -168,7 +168,7 @@ def table_of(
 ) -> Table:
     """Return rates by contender, how often ours is faster, and the mount's processor seconds.
 
-    All are medians of the rounds that did not fail; how many did is said beside them.
+    All figures are medians of the rounds that did not fail; the number of failures stands next to them.
     """
     done = {key: [cost for cost in found if cost is not None] for key, found in costs.items()}
     rows = []
@@ -220,9 +220,9 @@ def on_s3(base: Path, s3rver: str, data: bytes, rounds: int) -> Costs:
 
 
 def on_hdfs(base: Path, data: bytes, rounds: int, client: str | None) -> Costs:
-    """Compare on HDFS, our Java client being that of the cluster unless a folder of jars is given."""
+    """Compare on HDFS; our Java client is that of the cluster unless a folder of jars is given."""
     log = base / "log"
-    # In memory, as the S3 server is: with the caches dropped, the disk would be what is measured.
+    # The store is in memory, as the S3 server is: with the caches dropped, the disk would be measured instead.
     with hdfs_cluster(3, replication=1, above=base) as cluster:
         os.environ.update(cluster.client_environment())
         if client is not None:

@@ -1,4 +1,4 @@
-"""Small files on a local store: creations a second, an archive unpacked, a repository cloned; beside disk and memory.
+"""Small files on a local store, compared with disk and memory: creations per second, an archive, a git clone.
 
 python -m benchmarks.fusefs.small_files --help
 """
@@ -100,8 +100,8 @@ def measured(
 ) -> tuple[float, ...]:
     """Measure the tasks below a directory, in the order of ``_TASKS``; NaN for what there is not.
 
-    What is made stays until the end: for minutes ext4 passes over the numbers of files that were removed, one by
-    one, so that a turn after a removal would measure that.
+    The files stay until the end. After a removal, ext4 passes over the numbers of the removed files one by one for
+    minutes, so a later turn would measure that.
     """
     folder = root / f"turn-{turn}"
     folder.mkdir()

@@ -2,10 +2,10 @@
 
     python -m benchmarks.fusefs.versions --help
 
-Readers on two mounts open, read and ``fstat`` a few files. Writers on both rename new versions over
-them, and one on a third mount writes into them. Every eight bytes of a version tell which one it is, and
-each has a length of its own: so what an open showed is one version whole, or ESTALE, or wrong. The same
-race, short, is a test (``tests/integration/fusefs/vfs/test_versions.py``); this is the long one.
+Readers on two mounts open, read and ``fstat`` a few files. Writers on both mounts rename new versions over the files,
+and a writer on a third mount writes into them. Every eight bytes of a version contain its number, and each version
+has a length of its own. So an open showed one whole version, or ESTALE, or it was wrong. The same race in short is a
+test (``tests/integration/fusefs/vfs/test_versions.py``); this one is long.
 """
 
 import shutil

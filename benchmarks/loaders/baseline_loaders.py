@@ -1,4 +1,4 @@
-"""What people read such a mix with today, written with the care one would take: rows from torch loaders.
+"""Loaders with which such a mix is usually read today, written with due care: rows from torch loaders.
 
 Every stream gives the tokens of one batch of rows at a time. Rows are made by concatenation,
 sources drawn by weighted random choice, document by document.
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """What a stream reads, and the shape of what it gives."""
+    """The files of a stream, and the shape of its rows."""
 
     folder: Path
     corpus: MixedSources
@@ -148,7 +148,7 @@ class _Packer(nodes.BaseNode[torch.Tensor]):
 
     @override
     def get_state(self) -> dict[str, Any]:
-        return {}  # what a resume would need is left out, which only spares the baseline work
+        return {}  # the state for a resume is left out, which only saves the baseline work
 
 
 def torchdata_nodes(work: Rows) -> Iterator[int]:

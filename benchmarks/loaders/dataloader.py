@@ -1,4 +1,4 @@
-"""How many batches a second a loader hands out: torch's, torchdata's and ours, in turns.
+"""Batches per second of a loader: torch's, torchdata's and ours, alternately.
 
 python -m benchmarks.loaders.dataloader --help
 """

@@ -20,7 +20,7 @@ _VOCABULARY = 32_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedSources:
-    """What the corpus holds; two that are equal hold the same tokens."""
+    """Contents of the corpus; two equal values describe the same tokens."""
 
     sources: int = 16
     shards: int = 2
@@ -31,7 +31,7 @@ class MixedSources:
     """Documents of a row group."""
     seed: int = 0
     weighted: bool = False
-    """Whether each token has a weight beside it, of float32."""
+    """Whether each token has a weight, a float32."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What several ranks get through Ray, and what all processes take of memory, beside what people use today.
+"""Rates of several ranks through Ray and memory of all processes, compared with the usual loaders of today.
 
 python -m benchmarks.loaders.ranks --help
 """
@@ -79,7 +79,7 @@ def rates_table(found: Sequence[tuple[Job, dict[str, list[Rate]]]]) -> Table:
 
 
 def memory_table(ours: dict[tuple[int, int], Pss], others: dict[int, Pss]) -> Table:
-    """Return what all processes of jobs take; of ours also by sources and ranks, of others by sources.
+    """Return the memory of all processes of jobs: ours by sources and ranks, others by sources.
 
     Args:
         ours: By sources and ranks.
@@ -118,7 +118,7 @@ def memory_table(ours: dict[tuple[int, int], Pss], others: dict[int, Pss]) -> Ta
 
 
 def flat_table(found: Mapping[int, Pss]) -> Table:
-    """Return what all processes but the ranks' own take, by what they are."""
+    """Return the memory of all processes except the ranks' own, by kind."""
     rows = []
     kinds = [*_KINDS.values(), "Ray and the opener"]
     for ranks, of in sorted(found.items()):

@@ -1,7 +1,7 @@
 """Jobs of several ranks that are measured: ranks on the data plane, and ranks with a loader of torch each.
 
-A job is a tree of processes, which those belong to that Ray starts. What a process imports counts as memory,
-so each imports what its part needs.
+A job is a tree of processes, including those that Ray starts. The imports of a process count as memory, so each
+process imports only the modules that its part needs.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ _WARM_UP_S = 600.0
 _RANKS = ("bench-rank", "pt_data_worker")
 """Names of the processes of ranks; workers of torch's loader change theirs."""
 _DISTINCT = 4
-"""Files that hold tokens of their own; sources link to them: what they hold does not change what reading costs."""
+"""Files with distinct tokens; all sources link to them, because the content does not change the cost of reading."""
 
 
 class EvenSources(MixedSources):
@@ -53,11 +53,11 @@ class Job:
     sources: int
     ranks: int
     workers: int = 2
-    """Of each rank, where it has a ``DataLoader`` of its own."""
+    """Workers of each rank that has its own ``DataLoader``."""
     rows: int = 2
     """Rows of 4,096 tokens of a rank and step."""
     has_torch: bool = True
-    """Whether ranks of ours load torch, as a trainer does: without it many fit a small machine."""
+    """Whether our ranks load torch, as a trainer does: without it, many ranks fit on a small machine."""
 
     @property
     def corpus(self) -> MixedSources:
@@ -72,18 +72,18 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pss:
-    """Proportional set sizes, in bytes: what is shared counts once over all processes."""
+    """Proportional set sizes, in bytes: a shared page counts once over all processes."""
 
     ranks: int
-    """Of the ranks' own processes, and of the workers of their loaders."""
+    """Size of the ranks' own processes, and of the workers of their loaders."""
     others: int
-    """Of all others: Ray's, and the roles of the data plane."""
+    """Size of all others: Ray's processes, and the roles of the data plane."""
     by_name: Mapping[str, int]
-    """By the title of the process: of an actor, its class."""
+    """Sizes by the title of the process; for an actor, its class."""
 
     @property
     def total(self) -> int:
-        """Of all processes."""
+        """Size of all processes."""
         return self.ranks + self.others
 
 
@@ -120,7 +120,7 @@ def _lengths(rng: np.random.Generator, tokens: int) -> np.ndarray[tuple[int], np
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """How ranks say what they have done."""
+    """Reports of the progress of ranks."""
 
     warm: Connection
     """Gets the number of each rank that has most likely read from every source."""
@@ -219,7 +219,7 @@ JOBS: Mapping[str, Callable[[Job, _Told], None]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningJob:
-    """A job whose ranks are warm and go on."""
+    """A job whose ranks are warm and continue to run."""
 
     root: psutil.Process
     tokens_by_rank: Any
@@ -231,7 +231,7 @@ class RunningJob:
         return sum(self.tokens_by_rank)
 
     def cpu_s(self) -> float:
-        """Return the CPU time of all processes so far, of those that have ended among them."""
+        """Return the CPU time of all processes so far, including those that have ended."""
         used_s = 0.0
         for process in self.processes():
             try:
@@ -283,7 +283,7 @@ def _lead(name: str, job: Job, told: _Told) -> None:
 
 
 def _adopt() -> None:
-    # Whoever loses its parent stays in the tree: Ray has such processes. Their end is seen by this one.
+    # A process that loses its parent stays in the tree, as some of Ray do. Its end is reported to this process.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -306,7 +306,7 @@ def _name_of(process: psutil.Process) -> str:
 
 
 def _title_of(process: psutil.Process) -> str:
-    """Return the name of a process; of an actor of Ray its class, which is longer than names are."""
+    """Return the name of a process; for an actor of Ray its class, which is longer than names may be."""
     name = process.name()
     return (process.cmdline() or [name])[0].split()[0] if name.startswith("ray::") else name
 

@@ -100,7 +100,7 @@ def lead(arguments: list[str]) -> None:
     for process in processes:
         if process.stdin:
             process.stdin.close()
-    # Not their output's end: a group's server keeps that of the rank which started it.
+    # Wait for the processes and not for the end of their output: a group's server keeps the output open.
     for process in processes:
         process.wait(_LIMIT_S)
 

@@ -1,4 +1,4 @@
-"""What ``omniload mix simulate`` says of a job, against runs of it: throughput, processor time, and waits.
+"""Predictions of ``omniload mix simulate`` compared with runs of the job: throughput, processor time and waits.
 
 python -m benchmarks.loaders.simulated --help
 """
@@ -39,13 +39,13 @@ __all__ = ["main"]
 _TEXT_LENGTH, _LENGTH = 2_048, 4_096
 """Tokens of a row."""
 _WARM_TOKENS = 64 << 20
-"""As many steps are measured at full speed as have so many tokens, within limits."""
+"""Tokens of the steps that are measured at full speed; their number is limited."""
 _SEEDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Corpus:
-    """What jobs read."""
+    """The corpus of the jobs."""
 
     folder: Path
     mix: Callable[[Cell], MixConfig]
@@ -138,7 +138,7 @@ def _paces(mix: MixConfig, steps: int, step_times: Sequence[tuple[float, int]]) 
 def _of_runs(paces: Sequence[Pace], runs: Sequence[Sequence[Found]]) -> list[Pace]:
     """Return the paces of a simulation: where ranks wait, as many steps as all turns have, as p99 goes by how many.
 
-    Training takes what steps of the runs took beside their waits: ranks sleep there and meet, which takes several
+    Training takes the time of a run's steps without their waits: ranks sleep there and meet, which takes several
     milliseconds on busy cores.
     """
     full, *timed = paces
@@ -240,7 +240,7 @@ def _compared(
     step_times: Sequence[tuple[float, int]],
     turns: int,
 ) -> dict[Cell, Compared]:
-    """Run the jobs of one number of ranks by turns, measure what things take around each, and simulate them."""
+    """Run the jobs of one number of ranks alternately, measure the costs around each run, and simulate them."""
     jobs = {cell: _job(cell, corpus) for cell in cells}
     paces = {cell: _paces(job.spec.mix, steps, step_times) for cell, job in jobs.items()}
     profiles = [_profiles(jobs)]
@@ -277,7 +277,7 @@ def _job(cell: Cell, corpus: _Corpus) -> Job:
 
 
 def _profiles(jobs: Mapping[Cell, Job]) -> dict[Cell, Profile]:
-    """Measure what each job takes; messages once: the planes that tell them are of ranks and samples alone."""
+    """Measure the costs of each job. Messages are measured once, because they depend only on ranks and samples."""
     found: dict[Cell, Profile] = {}
     for cell, job in jobs.items():
         profile = measured_sources(job.spec, _unseen)

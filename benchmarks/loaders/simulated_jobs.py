@@ -29,16 +29,16 @@ from omniload.simulation.figures import Waits
 __all__ = ["Found", "Pace", "run"]
 
 _SKIPPED = 8
-"""Steps of a pace before those that count: buffers are then as they stay."""
+"""Steps of a pace before the measured ones; by then the buffers are in their steady state."""
 _LONGEST_S, _END_S = 180.0, 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How a job is driven."""
+    """The pace at which a job is driven."""
 
     step_s: float
-    """What training takes, at which ranks begin together; 0 takes batches as they come, each rank by itself."""
+    """Time of training, which all ranks begin together; with 0 each rank takes batches alone, at full speed."""
     steps: int
 
 
@@ -55,13 +55,13 @@ class Found:
     cores: float
     """Cores that it had, or could have had."""
     idle: float
-    """Part of what was wanted of cores that nobody had, as a core idled meanwhile."""
+    """Part of the wanted core time that was not granted although a core was idle."""
     waits_s: Sequence[float] = ()
-    """Of each step of a run: what several runs have together is known from these alone."""
+    """Wait for each step of a run; the waits of several runs together can only be computed from these."""
 
     @property
     def trained_s(self) -> float:
-        """What a step took beside the wait of its last rank: training, and whatever ranks did to meet."""
+        """Time of a step without the wait of its last rank: training, and the meeting of the ranks."""
         return self.seconds / self.steps - self.waits.mean_s
 
     @property
@@ -99,7 +99,7 @@ class _Seen:
     ours_s: Mapping[int, float]
     """Processor time of each process of the job."""
     whole_s: float
-    """Of the machine."""
+    """Processor time of the whole machine."""
 
     @classmethod
     def now(cls, processes: Sequence[psutil.Process]) -> "_Seen":
@@ -122,7 +122,7 @@ def _found(
     seconds = ended.at_s - began.at_s
     ours = by_role(began.ours_s, ended.ours_s, roles)
     role = "rank" if "rank" in ours else "process"
-    # Others have what it takes as well: it is left out of what the job had alone.
+    # The other roles' share contains this time too, so it is subtracted from what the job used alone.
     its = {**ours, role: ours[role] - sum(each.aside_s for each in taken)}
     others = (ended.whole_s - began.whole_s - sum(ours.values())) / seconds
     cores = psutil.cpu_count() or 1
@@ -147,7 +147,7 @@ def _rank(
     meet: Callable[[], object],
     together: Callable[[], object],
 ) -> list[_Taken]:
-    """Take the steps of every pace; return those that count.
+    """Take the steps of every pace; return the measured ones.
 
     Clocks are looked at behind the first two of the three meetings of a pace: a rank that ended before the last look
     would have had less than nothing.
@@ -190,17 +190,17 @@ def _all_found(
         paces: How it is driven.
         meet: Waits for all ranks.
         taken: Returns the steps of each rank by pace, once all are done.
-        roles: Of each process that has one; ``node`` are the others.
+        roles: Role of each process that has one; ``node`` are the others.
     """
     seen: list[_Seen] = []
     idle: list[float] = []
     for pace in paces:
-        # Found before ranks are let go: finding them takes as long as dozens of steps.
+        # Found before the ranks start to run, because finding them takes as long as dozens of steps.
         ours = [psutil.Process(), *psutil.Process().children(recursive=True)]
         meet()
         seen.append(_Seen.now(ours))
         with ExitStack() as beside:
-            # Where ranks train it would keep a core awake for them, and batches came a tenth sooner.
+            # With paced ranks this counter would keep a core awake for them, and batches would come a tenth sooner.
             cores = None if pace.step_s else beside.enter_context(IdleBesideWork())
             meet()
         seen.append(_Seen.now(ours))

@@ -1,7 +1,7 @@
-"""What simulations of jobs are held against: tables of runs and simulations side by side.
+"""Comparisons of simulations with jobs: tables of runs and simulations side by side.
 
-A figure of a simulation agrees with that of runs where it is within 15 % of it. Runs differ among themselves too: where
-they are further apart than that, none could say better than to within what lies between them.
+A figure of a simulation agrees with that of the runs if it is within 15 % of it. Runs differ among themselves too. If
+they are further apart than that, a simulation can only be expected to lie within their range.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ simulation finds how much that is. A figure agrees where it is within 15 % of th
 further from it than they are from each other.
 """
 AGREES = 0.15
-"""What a figure may be off."""
+"""Largest relative difference that counts as agreement."""
 Row: TypeAlias = tuple[str | int | float, ...]
 
 
@@ -43,7 +43,7 @@ class Cell:
     ranks: int
     rank_tokens: int
     readers: int
-    """Of the heavy source, where sources are text."""
+    """Readers of the heavy source, if sources are text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Compared:
     """A job at each pace."""
 
     runs: Sequence[Sequence[Found]]
-    """Of each turn, what it gave at each pace."""
+    """Results of each turn, at each pace."""
     simulated: Sequence[Sequence[Found]]
     """The same of each profile and seed."""
 
@@ -136,7 +136,7 @@ def waits_table(pairs: Pairs, paces: Sequence[Pace]) -> Table:
                     *_agreement(ours, found, theirs),
                 ]
             middle = _spread([each.waits.p50_s * 1e3 for each in simulated])
-            # Whole steps: what a job pays for its waits, of which each has its longest by chance.
+            # Whole steps, because a job pays the longest wait of each step, which varies by chance.
             step = _ratio(runs, simulated, lambda each: each.seconds / each.steps)
             rows.append(
                 (
@@ -167,12 +167,12 @@ def waits_table(pairs: Pairs, paces: Sequence[Pace]) -> Table:
 
 
 def _agreement(ours: float, simulated: Sequence[float], turns: Sequence[float]) -> tuple[str, str]:
-    """Return how far turns of a run are apart, and whether what was simulated agrees with them.
+    """Return how far the turns of a run are apart, and whether the simulation agrees with them.
 
     Args:
         ours: The figure of all turns together.
-        simulated: That of each simulation.
-        turns: That of each turn.
+        simulated: The figure of each simulation.
+        turns: The figure of each turn.
     """
     apart = max(turns) / max(min(turns), 1e-12)
     ratio = median(simulated) / max(ours, 1e-12)
@@ -185,7 +185,7 @@ def _agreement(ours: float, simulated: Sequence[float], turns: Sequence[float]) 
 def _ratio(
     runs: Sequence[Found], simulated: Sequence[Found], figure: Callable[[Found], float]
 ) -> str:
-    """Return the ratio of the medians, and those of the furthest."""
+    """Return the ratio of the medians, and the furthest ratios."""
     ours, theirs = [figure(each) for each in simulated], [figure(each) for each in runs]
     middle, low, high = (
         of / max(by, 1e-12)

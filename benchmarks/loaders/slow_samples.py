@@ -1,4 +1,4 @@
-"""What steps wait for where samples of one of several sources are slow at times, or where its store is.
+"""Waits of steps when samples of one of several sources are slow at times, or when its store is slow.
 
 python -m benchmarks.loaders.slow_samples --help
 """
@@ -34,29 +34,29 @@ from benchmarks.report import Table, print_table, write_report
 __all__ = ["CONTENDERS", "Work", "main", "slowly", "table_of"]
 
 _LENGTH, _ROWS = 4_096, 2
-"""Of a row, in tokens, and of a step, in rows."""
+"""Length of a row in tokens, and rows of a step."""
 _SLOW = "s001"
 """The slow source: a fifth of the tokens."""
 _REQUEST_S, _TIMES = 0.004, 50
-"""Of a store, and how many times as slowly that of the slow source answers."""
+"""Time of a request to a store, and the factor by which the slow source's store is slower."""
 _BATCHES_AHEAD = 2
-"""Of each worker of a DataLoader, as it comes; omniload builds as many as all of them."""
+"""Batches ahead of each worker of a DataLoader, the default; omniload builds as many as all of them together."""
 _WARM_UP_STEPS = 400
 _SEED = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What loaders read."""
+    """Work of the loaders."""
 
     folder: Path
     corpus: MixedSources
     sample_s: float = 0.0
-    """What a slow sample takes."""
+    """Time of a slow sample."""
     every: int = 80
-    """One of so many samples of the slow source is slow."""
+    """One in ``every`` samples of the slow source is slow."""
     in_stores: bool = False
-    """Whether files lie in stores, that of the slow source in a slow one; else on this machine."""
+    """Whether files lie in stores, those of the slow source in a slow store; otherwise on this machine."""
 
     def url_of(self, name: str) -> str:
         """Return where the files of a source lie."""
@@ -65,7 +65,7 @@ class Work:
 
 
 def slowly(tokens: pa.LargeListArray, *, every: int, milliseconds: int) -> pa.LargeListArray:
-    """Return documents as they are, some time later for each of which the tokens come to a multiple of ``every``."""
+    """Return documents unchanged, after a delay for each one whose token sum is divisible by ``every``."""
     for document in slices_of(tokens):
         _take_time(document, every, milliseconds / 1e3)
     return tokens
@@ -77,7 +77,7 @@ def _take_time(document: Tokens, every: int, seconds: float) -> None:
 
 
 class _Store(LocalFileSystem):
-    """Files of this machine, as of a store: each request takes its time, and those of one call go side by side."""
+    """Files of this machine as if in a store: each request takes time, and the requests of one call run in parallel."""
 
     protocol = "near"
     request_s = _REQUEST_S
@@ -91,7 +91,7 @@ class _Store(LocalFileSystem):
     def _open(
         self, path: str, mode: str = "rb", block_size: int | None = None, **kwargs: Any
     ) -> Any:
-        # Asked for what is read: a cache would fetch the whole of a small file.
+        # Only the requested bytes are fetched: a cache would fetch the whole of a small file.
         return AbstractBufferedFile(self, path, mode, cache_type="none")
 
     @override
@@ -115,7 +115,7 @@ class _Store(LocalFileSystem):
 
 
 class _FarStore(_Store):
-    """One that answers as slowly as that of the slow source."""
+    """A store as slow as that of the slow source."""
 
     protocol = "far"
     request_s = _TIMES * _REQUEST_S
@@ -146,7 +146,7 @@ class _MixedRows(IterableDataset[torch.Tensor]):
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         chosen = random.Random(worker)
         documents = [self._documents(name, worker, workers) for name in corpus.names]
-        # By documents, as their lengths are alike in all sources.
+        # Draws are by documents, because their lengths are alike in all sources.
         drawn = (next(chosen.choices(documents, corpus.weights)[0]) for _ in iter(int, 1))
         return packed(drawn, _LENGTH)
 
@@ -229,8 +229,8 @@ def table_of(caption: str, step_s: float, found: Mapping[str, Sequence[Sequence[
     """Return steps a second and waits of each loader, over all its turns.
 
     Args:
-        caption: What is slow.
-        step_s: What the computing of a step takes.
+        caption: Kind of slowness.
+        step_s: Computing time of a step.
         found: Waits of the steps of each turn.
     """
     rows = []

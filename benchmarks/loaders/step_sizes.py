@@ -1,4 +1,4 @@
-"""What one rank gets at small steps and large, from the data plane and from what people use today.
+"""Rates of one rank at small and large steps, from the data plane and from the usual loaders of today.
 
 python -m benchmarks.loaders.step_sizes --help
 """

@@ -1,7 +1,7 @@
 """PyTorch's and torchdata's own tests of their loaders, run with ours in its place.
 
-The tests are those of a checkout, of whatever version; none of them is kept here. What plain torch
-passes and ours does not must stand in docs/how-to/trainers/dataloader-deviations.md with its reason.
+The tests come from a checkout of any version; none of them is kept here. A test that plain torch passes and ours
+fails must be listed in docs/how-to/trainers/dataloader-deviations.md with its reason.
 
 python -m benchmarks.loaders.suites --help
 """
@@ -60,7 +60,7 @@ def unlisted(theirs: dict[str, str], ours: dict[str, str], listed: dict[str, str
 
 
 def needless(theirs: dict[str, str], ours: dict[str, str], listed: dict[str, str]) -> list[str]:
-    """Return what is listed though both loaders pass it."""
+    """Return the listed tests that both loaders pass."""
     return sorted(name for name in listed if theirs.get(name) == ours.get(name) == "passed")
 
 

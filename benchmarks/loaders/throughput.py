@@ -1,4 +1,4 @@
-"""How many tokens a second one rank gets, from the data plane and from what people use today.
+"""Tokens per second of one rank, from the data plane and from the usual loaders of today.
 
 python -m benchmarks.loaders.throughput --help
 """
@@ -81,7 +81,7 @@ def rounds_of(work: Rows, repeats: int, measure_s: float) -> dict[str, list[floa
     spawn = multiprocessing.get_context("spawn")
     for turn in range(repeats):
         names = list(CONTENDERS)
-        # Whoever comes first after a pause finds a cooler machine.
+        # The order rotates, because the first contender after a pause finds a cooler machine.
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             with ProcessPoolExecutor(1, mp_context=spawn) as pool:
                 rates[name].append(pool.submit(measured_alone, name, work, measure_s).result())

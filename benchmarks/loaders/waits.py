@@ -1,4 +1,4 @@
-"""What a training loop's steps take with the loader in its own process, in workers, and on a data plane through Ray.
+"""Time of a training loop's steps with the loader in its process, in workers, and on a data plane through Ray.
 
 python -m benchmarks.loaders.waits --help
 """
@@ -26,9 +26,9 @@ __all__ = ["CONTENDERS", "IN_PROCESS", "NOTHING", "Steps", "main", "table_of"]
 _ROW_TOKENS = 4_096
 _WARM_UP_STEPS = 4
 _TURN_S = 1.0
-"""About what a loader trains before the next one does."""
+"""Approximate training time of a loader before the next one takes over."""
 _LEAST_STEPS = 10
-"""Of a turn."""
+"""Least number of steps of a turn."""
 _WIDTH = 256
 _CALIBRATION_TURNS = 30
 
@@ -41,7 +41,7 @@ class Steps:
     """Seconds of each step, in order."""
 
     waits_s: Sequence[float]
-    """From asking for a batch until its tokens and labels are there."""
+    """Time from the request of a batch until its tokens and labels are there."""
     wholes_s: Sequence[float]
     """The wait, and the computing."""
 
@@ -97,7 +97,7 @@ CONTENDERS: Mapping[str, Callable[[Rows], Batches]] = {
 
 @contextmanager
 def _a_core_of_its_own() -> Iterator[Callable[[], None]]:
-    """Keep what is started within from one core; what is given has the calling thread run on that one alone."""
+    """Keep all processes that start inside off one core; yield a function that moves the calling thread to it."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise click.ClickException("one core is no place for a trainer and its loader; take two")
@@ -144,7 +144,7 @@ class _Trainer:
 
 
 def turns_of(steps_ms: Sequence[int]) -> list[int]:
-    """Return how often the model turns for steps of so many milliseconds; called in a process of its own."""
+    """Return the number of turns of the model for steps of these milliseconds; called in its own process."""
     with _a_core_of_its_own() as take_core:
         take_core()
         turn_s = _Trainer().turn_s()
@@ -200,7 +200,7 @@ def table_of(step_ms: int, found: Mapping[str, Sequence[Steps]]) -> Table:
     """Return medians and 99th percentiles over all runs of each, and how much longer steps are than in the process.
 
     Args:
-        step_ms: What the computing of a step was to take.
+        step_ms: Intended computing time of a step.
         found: The runs of each contender.
     """
     wholes = {

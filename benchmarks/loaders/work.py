@@ -95,7 +95,7 @@ WORK: dict[str, Callable[[int], Dataset[Any]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What one loader did in one turn."""
+    """Result of one loader in one turn."""
 
     rate: float
     """Batches a second, once the workers have started."""

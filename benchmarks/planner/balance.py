@@ -1,4 +1,4 @@
-"""How evenly each method deals long-tailed work, and how long it takes.
+"""Evenness of each method that deals long-tailed work, and its time.
 
 python -m benchmarks.planner.balance --help
 """
@@ -26,10 +26,10 @@ REPEATS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Items:
-    """What is dealt: ``[N]`` of each column."""
+    """Items to deal: ``[N]`` of each column."""
 
     cost_N: NDArray[np.float64]
-    """What a bin waits for."""
+    """Cost of each item, which a bin waits for."""
     tokens_N: NDArray[np.float64]
     longest_N: NDArray[np.float64]
     """Tokens of the longest document."""
@@ -267,7 +267,7 @@ microbatches of two rows and few ranks, ranks come first, and a microbatch may b
 
 
 def claim(found: tuple[tuple[str, ...], ...]) -> str:
-    """Return what the default method reached, case by case, in words."""
+    """Return the results of the default method, case by case, in words."""
     reached = [
         f"{ms} ms to at worst {worst} of the bound ({name} over {bins} bins)"
         for name, bins, method, ms, _, _, worst in found

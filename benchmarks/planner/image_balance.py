@@ -1,4 +1,4 @@
-"""How evenly the encoder and the backbone of a vision-language model are loaded, by strategy, over synthetic metadata.
+"""Evenness of the load of encoder and backbone of a vision-language model, by strategy, over synthetic metadata.
 
 python -m benchmarks.planner.image_balance --help
 """
@@ -136,7 +136,7 @@ _STRATEGIES: Mapping[str, Callable[..., Placement]] = {
 
 
 def table_of(tree: ClientPlaceTree, rows: int, microbatches: int, steps: int) -> Table:
-    """Return how even every strategy is on a mesh whose dp ranks have so many rows in a step, and microbatches."""
+    """Return the evenness of every strategy on a mesh; ``rows`` and ``microbatches`` are those of a dp rank."""
     dp, cp, tp = (tree.size_of(axis) for axis in ("dp", "cp", "tp"))
     found: dict[str, list[Loads]] = {name: [] for name in _STRATEGIES}
     seconds = dict.fromkeys(_STRATEGIES, 0.0)

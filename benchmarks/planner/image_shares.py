@@ -1,4 +1,4 @@
-"""What a batch of a data-parallel rank takes to tell its peers which images they encode, by ranks of the job.
+"""Cost for a data-parallel rank to send its peers their shares of the images, by ranks of the job.
 
 python -m benchmarks.planner.image_shares --help
 """
@@ -71,7 +71,7 @@ def figures_of(tree: ClientPlaceTree, microbatches: int) -> tuple[int, float, fl
     """Return the bytes of a batch, and the seconds of a core to make its shares, to write it and to read it."""
     plan = plan_of(tree, microbatches)
     requests = ImageRequests.of(plan, [0])
-    # One image of one patch for all: nobody asks what they look like.
+    # One image of one patch for all, because the content of images does not matter here.
     patch = Ragged.of([np.zeros(_VALUES, np.uint8)], np.uint8)
     grid = Ragged.of([np.ones(2, np.int32)])
     columns = {IMAGES: Ranges.of([patch], np.uint8), GRIDS: Ranges.of([grid])}
@@ -96,7 +96,7 @@ def figures_of(tree: ClientPlaceTree, microbatches: int) -> tuple[int, float, fl
 @click.option("--microbatches", default=16, show_default=True, type=click.IntRange(1))
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(microbatches: int, report: bool) -> None:
-    """Measure what is told of images that all ranks of a mesh encode.
+    """Measure the messages about images that all ranks of a mesh encode.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""Whether a planner of thousands of ranks holds more memory after 10,000 steps than after 1,000, with its journal.
+"""Memory of a planner of thousands of ranks, with its journal, after 10,000 steps and after 1,000.
 
 python -m benchmarks.planner.long_run --help
 """
@@ -22,20 +22,20 @@ __all__ = ["Mark", "main", "marks_of", "slope_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What the process holds after some steps."""
+    """Memory of the process after some steps."""
 
     step: int
     resident_bytes: int
     took_s: float
-    """Since the mark before, on the wall clock."""
+    """Wall time since the previous mark."""
 
 
 def marks_of(case: Case, steps: int, every: int, folder: Path) -> Iterator[Mark]:
-    """Run a planner with its journal in ``folder``; yield what its process holds after every so many steps."""
+    """Run a planner with its journal in ``folder``; yield the memory of its process after every ``every`` steps."""
     process, began_s = psutil.Process(), time.monotonic()
     for planned, _ in enumerate(steps_of(case, folder), start=1):
         if planned % every == 0:
-            gc.collect()  # what waits for a collection is no leak
+            gc.collect()  # objects that wait for a collection are no leak
             now_s = time.monotonic()
             yield Mark(
                 step=planned, resident_bytes=process.memory_info().rss, took_s=now_s - began_s
@@ -49,8 +49,8 @@ def slope_of(steps: Sequence[int], held_bytes: Sequence[int]) -> tuple[float, fl
     """Return the bytes a step by which memory grows, by least squares, and the standard error of that.
 
     Args:
-        steps: Of each mark; three at least.
-        held_bytes: What was held then.
+        steps: Step of each mark; at least three.
+        held_bytes: Memory at each mark.
     """
     at, held = np.asarray(steps, np.float64), np.asarray(held_bytes, np.float64)
     at -= at.mean()

@@ -1,4 +1,4 @@
-"""How close each source's share of the tokens comes to the weights that were asked for.
+"""Distance of each source's share of the tokens from the requested weights.
 
 python -m benchmarks.planner.mix_accuracy --help
 """
@@ -74,7 +74,7 @@ class Case:
 
 @dataclass(slots=True)
 class Shares:
-    """Tokens of each source so far, by method, and what the weights asked for."""
+    """Tokens of each source so far, by method, and the requested weights."""
 
     tokens: dict[str, NDArray[np.float64]]
     asked: dict[str, NDArray[np.float64]]
@@ -211,7 +211,7 @@ def main(draws: int, most: int, rows: int, steps: int, report: bool) -> None:
 
 
 def reading_of(worst: Mapping[tuple[int, str], Mapping[str, float]], rows: int) -> str:
-    """Return what the figures say."""
+    """Return the reading of the figures."""
     first = [found for (_, moment), found in worst.items() if moment.endswith("samples")]
     edges = [found for (_, moment), found in worst.items() if moment.startswith("step")]
     everything = list(worst.values())

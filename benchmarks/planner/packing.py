@@ -1,4 +1,4 @@
-"""How much of the rows is padding, on real documents, by way of packing and by batch size.
+"""Share of padding in the rows, on real documents, by way of packing and by batch size.
 
 python -m benchmarks.planner.packing --help
 """
@@ -34,7 +34,7 @@ PAD = "a row a document"
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """What a way of packing did with the pieces it was given."""
+    """Result of a way of packing for the pieces that it was given."""
 
     padding: float
     """Part of the rows that holds no token."""
@@ -79,7 +79,7 @@ def one_each(lengths_P: Sequence[int], num_rows: int, capacity: int) -> list[lis
 
 Packer = Callable[[Sequence[int], int, int], list[list[int]]]
 BASELINES: Mapping[str, tuple[Packer, bool]] = {
-    # Whether a group of documents is a batch, or a row.
+    # The flag is true if a group of documents is a batch, and false if it is a row.
     FIRST_FIT: (first_fit, True),
     NEXT_FIT: (next_fit, False),
     PAD: (one_each, False),
@@ -225,7 +225,7 @@ def main(num_rows: int, size: int, folder: Path | None, report: bool) -> None:
 
 
 def reading_of(found: Mapping[int, Mapping[str, Waste]], lengths: Mapping[str, Lengths]) -> str:
-    """Return what the figures say."""
+    """Return the reading of the figures."""
 
     def part(name: str) -> list[float]:
         return [by_name[name].padding * 100 for by_name in found.values()]

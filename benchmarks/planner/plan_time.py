@@ -1,4 +1,4 @@
-"""How long the planner takes for a step, from the reports of its loaders to the published plan.
+"""Time of the planner for a step, from the reports of its loaders to the published plan.
 
 python -m benchmarks.planner.plan_time --help
 """
@@ -43,7 +43,7 @@ __all__ = ["Case", "main", "steps_of"]
 _LENGTH = 8_192
 _MEAN_TOKENS = 650
 _RECORDS = 20_000
-"""Of a source in an epoch."""
+"""Records of a source in an epoch."""
 _WARM_UP = 8
 """Steps planned while sources are first read."""
 
@@ -57,9 +57,12 @@ class Case:
     """Documents of a step, about."""
     dp: int
     microbatches: int | None = None
-    """Of a rank; as many as rows of 8,192 tokens need where it is not given, else rows are as long as fits."""
+    """Microbatches of a rank.
+
+    By default as many as rows of 8,192 tokens need; if given, rows are as long as fits.
+    """
     ranks_each: int = 8
-    """Of a data constructor."""
+    """Ranks of a data constructor."""
 
     def mix(self) -> MixConfig:
         """Return a mix of such steps, a row a microbatch."""
@@ -90,7 +93,7 @@ class Case:
         )
 
     def words(self, step: int) -> Iterator[StepsTaken]:
-        """Yield what each data constructor tells once its ranks have a step."""
+        """Yield the report of each data constructor once its ranks have a step."""
         for first in range(0, self.dp, self.ranks_each):
             ranks = range(first, min(first + self.ranks_each, self.dp))
             yield StepsTaken(steps={(rank, 0): step for rank in ranks})
@@ -98,11 +101,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """What planning one step took, and what it held."""
+    """Time to plan one step, and the size of the step."""
 
     seconds: float
     placing_s: float
-    """Of it costing rows and dealing them to ranks and microbatches."""
+    """Part of the time in which rows are costed and dealt to ranks and microbatches."""
     hearing_s: float
     """Of it hearing that ranks took a step, but for the last words, on which the next is planned."""
     samples: int
@@ -168,7 +171,7 @@ def _steps_of(
 
 @contextmanager
 def timed_placing(total_s: list[float]) -> Iterator[None]:
-    """Add up what the planner spends in placing."""
+    """Add up the time that the planner spends in placing."""
 
     def timed(*args: Any, **named: Any) -> StepPlan:  # noqa: ANN401 -- of place
         began_s = time.thread_time()

@@ -29,7 +29,7 @@ class Lengths:
 
 
 def table_at(lengths: Lengths, start: int, count: int) -> SampleTable:
-    """Return what a loader would report of ``count`` samples from position ``start`` on."""
+    """Return a loader's report of ``count`` samples from position ``start`` on."""
     return SampleTable(
         start=start,
         stop=start + count,
@@ -41,7 +41,7 @@ def table_at(lengths: Lengths, start: int, count: int) -> SampleTable:
 
 @dataclass(slots=True)
 class _Known:
-    """How many samples ahead of each cursor are shown to the planner; it may see any number."""
+    """The number of samples ahead of each cursor that the planner sees; any number is allowed."""
 
     counts: dict[int, int] = field(default_factory=dict)
 

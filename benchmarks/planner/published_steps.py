@@ -1,4 +1,4 @@
-"""What a step takes of a planner with its shell: planned, cut, sent over Ray, and taken by all ranks.
+"""Cost of a step for a planner with its shell: planned, cut, sent over Ray, and taken by all ranks.
 
 python -m benchmarks.planner.published_steps --help
 """
@@ -61,13 +61,13 @@ class Published:
     """Processor seconds that one step took of the planner."""
 
     thread_s: float
-    """Of its thread, from one published step to the next."""
+    """Time of its thread, from one published step to the next."""
     process_s: float
-    """Of all threads of its process, Ray's among them, but for what stands for loaders."""
+    """Time of all threads of its process, including Ray's, without the stand-in for loaders."""
     resident_bytes: int
-    """Of its process, behind the step."""
+    """Memory of its process after the step."""
     parts_s: dict[str, float]
-    """Of its thread: ``handle`` of events, ``parts_of``, ``calls`` of data constructors, ``keep`` of the journal."""
+    """Time of its thread by part: ``handle``, ``parts_of``, ``calls`` of constructors, ``keep`` of the journal."""
 
 
 class _Constructors:
@@ -78,17 +78,17 @@ class _Constructors:
         self._number = 0
 
     async def carry_out(self, packed: bytes) -> int | tuple[int, StepsTaken]:
-        """Have the ranks take what is to be built, and say what ranks took where it is asked for."""
+        """Let the ranks take the steps of an order, and return their reports if the order asks for them."""
         order = BuildOrder.unpacked(packed)
         if order.plans:
             await self._words.put((order.served.dp_ranks, order.plans[-1].step))
         return len(order.plans) if order.heard is None else await self.told(order.heard)
 
     async def release(self, command: ReleaseSteps) -> None:
-        """Let go of nothing."""
+        """Release nothing."""
 
     async def told(self, heard: int, served: object = None) -> tuple[int, StepsTaken]:
-        """Say what the ranks of one of them took; its own numbers are of no matter here."""
+        """Return the report of the ranks of one constructor; the numbers in the question do not matter here."""
         del heard, served
         dp_ranks, step = await self._words.get()
         self._number += 1
@@ -98,7 +98,7 @@ class _Constructors:
 
 @dataclass(slots=True)
 class _Spent:
-    """Processor seconds of the planner's thread, by what they went to, since the last step."""
+    """Processor seconds of the planner's thread since the last step, by part."""
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
@@ -152,11 +152,11 @@ class _Loader(LoaderLink):
 
     @override
     def release(self, command: ReleaseSamples) -> None:
-        """Let go of nothing."""
+        """Release nothing."""
 
 
 class _Link(RayConstructorLink):
-    """A way to a data constructor, whose calls are timed; that of the last one marks that a step is published."""
+    """A link to a data constructor whose calls are timed; the last link's call marks that a step is published."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ def published_steps(case: Case, steps: int, folder: Path) -> list[Published]:
 
 @contextmanager
 def _timed(spent: _Spent) -> Iterator[None]:
-    """Count what the planner's thread spends on each part."""
+    """Count the time that the planner's thread spends on each part."""
     parts: list[tuple[str, Any, str]] = [
         ("handle", Planner, "handle"),
         ("parts_of", StepPlan, "parts_of"),

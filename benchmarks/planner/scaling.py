@@ -65,17 +65,17 @@ class Job:
     loaders: int
     """Source loaders that it begins with."""
     scaled: bool
-    """Whether the scaler changes how many there are."""
+    """Whether the scaler changes the number of loaders."""
     scheduled: bool
-    """Whether a stage has the mix shift; else it is asked for in the step in which it does."""
+    """Whether a stage shifts the mix; otherwise an edit is requested at the step of the shift."""
     shift: int
     """Step at which it shifts."""
     after_s: float
-    """How long it is looked at from then on."""
+    """Time for which the job is observed after the shift."""
 
     @property
     def milliseconds(self) -> float:
-        """What a document of a slow source takes."""
+        """Return the time of a document of a slow source."""
         documents_per_s = _ROWS * _LENGTH / _DOCUMENT_TOKENS / _STEP_S * _AFTER
         return 1e3 * self.reads / documents_per_s
 
@@ -119,18 +119,18 @@ class Job:
 
 @dataclass(slots=True)
 class Seen:
-    """What a job came to; times are in seconds from the shift."""
+    """Findings of a job; times are in seconds from the shift."""
 
     waits: list[tuple[float, float]] = field(default_factory=list)
-    """Of each step: when it was taken, and the longest wait of a rank."""
+    """Time of each step, and the longest wait of a rank for it."""
     loaders: list[tuple[float, int]] = field(default_factory=list)
-    """How many there were at first, and each time that they were more or fewer."""
+    """Number of loaders at first, and after each change."""
     changes: int = 0
     """Changes of the scaler: loaders added and merged, sources moved."""
     busy_s: float = 0.0
     """Processor seconds of all roles."""
     memory_bytes: int = 0
-    """Of all roles at the end, shared pages once."""
+    """Memory of all roles at the end; shared pages count once."""
 
     def pace(self, first_s: float, last_s: float) -> float:
         """Return the steps a second of a time."""
@@ -141,7 +141,7 @@ class Seen:
         return max((wait_s for at_s, wait_s in self.waits if first_s <= at_s < last_s), default=0.0)
 
     def counted(self, plane: RayPlane, now_s: float) -> None:
-        """Note how many loaders there are, where that is not what was noted last, and what the scaler has done."""
+        """Record the number of loaders if it has changed, and the actions of the scaler."""
         loaders = sum(role.startswith("loader-") for role in plane.holders())
         if not self.loaders or loaders != self.loaders[-1][1]:
             self.loaders.append((now_s, loaders))
@@ -198,7 +198,7 @@ def run_of(folder: Path, job: Job, names: Sequence[str]) -> Seen:
 
 
 def table_of(found: Sequence[tuple[Job, Seen]]) -> Table:
-    """Return how quick steps were before the shift, in the minute after it and later, what was waited, and the cost."""
+    """Return step times before the shift, in the minute after it and later, the waits, and the cost."""
     rows = []
     for job, seen in found:
         (first_s, at_s), (_, minute_s) = _SPANS
@@ -302,7 +302,7 @@ def main(sizes: str, before: float, after: float, report: bool) -> None:
 
 
 def _register(folder: Path) -> None:
-    """Have this process, and those that it starts, know ``slowly``."""
+    """Register ``slowly`` in this process and in the processes that it starts."""
     about = folder / "slow-1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: slow\nVersion: 1.0\n")

@@ -39,9 +39,9 @@ class Took:
     known_s: float
     """Until containerd could start it."""
     done_s: float
-    """From then until torch was imported and the container had ended."""
+    """Time from then until torch was imported and the container had ended."""
     moved_bytes: int
-    """From the registry, until then."""
+    """Bytes from the registry until then."""
 
 
 Samples = dict[str, list[Took]]
@@ -119,7 +119,7 @@ def forgotten(folder: Path) -> None:
 
 
 def starts_table(samples: Samples) -> Table:
-    """Return a row for each way; the ratio is the median of those within a round."""
+    """Return a row for each way; the ratio is the median of the ratios within a round."""
     rows = []
     for way, found in samples.items():
         whole = [took.known_s + took.done_s for took in found]

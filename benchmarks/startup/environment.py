@@ -1,11 +1,10 @@
-"""What a start pays for its packages: pip, uv, and a snapshot mounted, linked or fetched.
+"""Time of a start for its packages: pip, uv, and a snapshot that is mounted, linked or fetched.
 
     python -m benchmarks.startup.environment [--rounds 5] [--only "uv, warm" mounted ...] [--folder DIR]
 
-Every contender brings the same packages into an environment made anew; contenders take
-turns in rounds, so that other work on the machine meets them alike. Wall seconds and
-the processor seconds of all processes are given: the second do not depend on who else
-computes. uv is taken from the PATH or installed beside the measurement.
+Every contender brings the same packages into a new environment. Contenders alternate in rounds, so other work on the
+machine affects them alike. The report has wall seconds and the processor seconds of all processes; processor seconds
+do not depend on other work. uv is taken from the PATH or installed next to the measurement.
 
 - *pip, cold* / *warm*: without and with its cache of wheels.
 - *uv, warm*: from its cache, hard links, as it does by default; then the same with byte
@@ -14,7 +13,7 @@ computes. uv is taken from the PATH or installed beside the measurement.
 - *fetched*: the same with an empty node cache: read from the store, verified, linked.
 - Of both, *no byte code*: a snapshot that was saved without, to be compared with uv's default.
 - *far*: wheels and store on one object store behind a link of ``--far-mb`` megabytes per second,
-  which also counts the bytes.
+  that also counts the bytes.
 """
 
 import argparse
@@ -52,7 +51,7 @@ class Samples:
     moved_mb: list[float] = field(default_factory=list)
 
     def take(self, words: Sequence[str], variables: dict[str, str]) -> None:
-        """Run once and keep what it took."""
+        """Run once and keep the result."""
         before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         done = subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
         wall, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -128,7 +127,7 @@ class Bench:
         Args:
             verb: ``save`` or ``restore``.
             more: Options.
-            bare: The snapshot without byte code; a variable in its key tells it from the other.
+            bare: The snapshot without byte code; a variable in its key distinguishes it from the other.
             store: URL; the one on this machine if not given.
         """
         # A node that mounts and one that links: a tree that was linked is looked at before each use.
@@ -156,8 +155,8 @@ class Bench:
     def empty(self, name: str) -> None:
         """Put a cache or an environment aside; it is removed at the end.
 
-        ext4 looks long for inodes that were not freed in the last minutes: whoever writes
-        many files after many were removed pays for the removal, up to three times the rest.
+        ext4 searches long for inodes if files were removed in the last minutes. A contender that writes many files
+        then pays for the removal, up to three times its own cost.
         """
         if (self.folder / name).exists():
             (self.folder / "aside").mkdir(exist_ok=True)
@@ -165,7 +164,7 @@ class Bench:
 
 
 def contenders(bench: Bench) -> dict[str, tuple[Callable[[], None], list[str]]]:
-    """Return what is done before each run, untimed, and the run."""
+    """Return, for each contender, the untimed preparation of a run and the run."""
 
     def nothing() -> None:
         pass

@@ -1,4 +1,4 @@
-"""What ``benchmarks.startup.environment`` measures far from everything: one slow link to the index and to the store.
+"""The measurement of ``benchmarks.startup.environment`` with one slow link to the index and to the store.
 
 An object store holds the wheels, with a page that lists them, and the snapshots. All bytes of
 either contender pass one relay that holds them to a rate together, as a service does that

@@ -1,4 +1,4 @@
-"""What a container waits for until ``import torch`` is done: the whole image, or the bytes it touches.
+"""Time of a container until ``import torch`` is done: with the whole image, or with the bytes that it touches.
 
     python -m benchmarks.startup.images --folder DIR [--rounds 3] [--mbit 200] [--delay-ms 5]
 
@@ -11,8 +11,7 @@ empty caches; the registry is as warm for all. Needs root, skopeo and umoci.
 - *lazy*: ``omniload image run`` of the same image as zstd:chunked, nothing known of it.
 - *hot*: the same with the trace of an earlier start on another node.
 
-Then blocks that starts touch are read one by one, with pauses up to 0.1 s: what a reader
-waits for its block.
+Then blocks that starts touch are read one by one, with pauses up to 0.1 s, to measure a reader's wait for its block.
 """
 
 import argparse
@@ -44,16 +43,16 @@ VARIABLES = {"PYTHONPATH": "/opt/site", "PATH": "/usr/bin:/bin", "PYTHONDONTWRIT
 
 @dataclass(slots=True)
 class Samples:
-    """What one contender took, a value for each round."""
+    """Figures of one contender, a value for each round."""
 
     ready_s: list[float] = field(default_factory=list)
     """Until the command says that it is ready."""
     cpu_s: list[float] = field(default_factory=list)
-    """Of all its processes, to their end."""
+    """Processor time of all its processes, to their end."""
     wire_bytes: list[int] = field(default_factory=list)
     """Sent by the registry until then."""
     moved_bytes: list[int] = field(default_factory=list)
-    """Of blocks, uncompressed, until then."""
+    """Size of blocks, uncompressed, until then."""
     touched_bytes: list[int] = field(default_factory=list)
     """Asked for by the kernel, by the trace of the start."""
 
@@ -63,14 +62,14 @@ class Samples:
 
 
 class Bench:
-    """The image behind its link, and a folder for what the contenders write."""
+    """The image behind its link, and a folder for the files of the contenders."""
 
     def __init__(self, relay: Relay, port: int, folder: Path) -> None:
         self.relay, self.folder = relay, folder
         self.plain, self.lazy = (f"127.0.0.1:{port}/a/{form}:v" for form in ("plain", "lazy"))
         self.samples = {name: Samples() for name in ("full", "lazy", "hot")}
         self.trace = folder / "trace"
-        # As an installed package has it: no start compiles our own modules.
+        # As in an installed package: no start compiles our own modules.
         self.variables = {**environment(), "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
         self.variables.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -1,4 +1,4 @@
-"""What ``benchmarks.startup.images`` measures on: a root file system with torch, a registry, a slow link to it."""
+"""Set-up of ``benchmarks.startup.images``: a root file system with torch, a registry, a slow link to it."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ http: {{addr: "127.0.0.1:0"}}
 
 
 def called(*words: object, variables: dict[str, str] | None = None) -> str:
-    """Run a program; return what it writes to standard output.
+    """Run a program; return its standard output.
 
     Raises:
         RuntimeError: It fails.
@@ -103,7 +103,7 @@ def copy_tree(source: Path, target: Path, *without: str) -> None:
 
 
 def copy_libraries(trees: Sequence[Path], into: Path) -> None:
-    """Copy what the programs and libraries of ``trees`` are linked with, under their own names."""
+    """Copy the libraries that the programs and libraries of ``trees`` are linked with, under their own names."""
     files = [p for tree in trees for p in tree.rglob("*") if p.is_file() and not p.is_symlink()]
     elf = [str(p) for p in files if _magic(p) == b"\x7fELF"]
     done = subprocess.run(["ldd", *elf], capture_output=True, text=True, check=False)
@@ -232,7 +232,7 @@ class Relay:
         shape: Shape,
         told: Callable[[int], None],
     ) -> None:
-        """Pass bytes on; what is on its way is bounded, so that a sender feels the rate."""
+        """Pass bytes on; the bytes on their way are limited, so that a sender is slowed to the rate."""
         on_way: deque[tuple[float, bytes]] = deque()
         more, room = asyncio.Event(), asyncio.Semaphore(6)
 

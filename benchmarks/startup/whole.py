@@ -164,7 +164,7 @@ class Bench:
         return Round(start=done, attempt=attempt)
 
     def forget(self) -> None:
-        """Remove what the last start left on its node."""
+        """Remove the traces of the last start on its node."""
         shutil.rmtree(self.scratch / f"start-{self._number}" / "node", ignore_errors=True)
 
     def _prepare(self, index_port: int) -> None:
@@ -182,7 +182,7 @@ class Bench:
         job.save("ours", f"omnifs://ckpt::{store.filled_at('striped')}", store.variables)
         (self.folder / "environments").mkdir(exist_ok=True)
         _copy(self._kept, self._environments)
-        # Where no snapshot is kept the first start installs: what it touches is not what others do.
+        # If no snapshot is kept yet, the first start installs, so its trace differs from that of later starts.
         while self.trace is None:
             first = self.start("ours")
             restored = any(
@@ -200,7 +200,7 @@ class Bench:
 
 
 def _worth_telling(start: Path) -> list[str]:
-    """Return how the packages came, and what the mount of the image had to wait for."""
+    """Return the origin of the packages, and the waits of the image's mount."""
     log = start / "node" / "image.log"
     said = (start / "startup.output").read_text(errors="replace").splitlines()
     said += log.read_text(errors="replace").splitlines() if log.exists() else []
@@ -290,7 +290,7 @@ def timelines(rounds: dict[str, list[Round]], folder: Path) -> None:
 
 
 def check_machine(store: str) -> str:
-    """Say what is missing, or return which store holds checkpoints: HDFS where it can be had.
+    """Return the store of checkpoints, HDFS if it is available; raise an error if something is missing.
 
     Raises:
         click.ClickException: Something is missing.

@@ -1,4 +1,4 @@
-"""The job of ``benchmarks.startup.whole``: the included trainer, a small corpus, and a checkpoint to go on from."""
+"""The job of ``benchmarks.startup.whole``: the included trainer, a small corpus, and a checkpoint to resume from."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ from trainer_integration.run.run_log import LOG_NAME, StepLine, read_log
 __all__ = ["REQUIREMENTS", "FirstStep", "Job", "first_step_of"]
 
 REQUIREMENTS = ("pandas", "scipy", "scikit-learn", "matplotlib", "transformers")
-"""What the job installs at run time, beside what its image holds."""
+"""Packages that the job installs at run time, in addition to those of its image."""
 PROGRAM = """\
 import sys
 
@@ -60,7 +60,7 @@ _BYTES_OF_PARAMETER = 12
 
 @dataclass(frozen=True, slots=True)
 class FirstStep:
-    """What the first step after the checkpoint came to; equal bytes give equal figures."""
+    """Results of the first step after the checkpoint; equal bytes give equal figures."""
 
     loss: float
     grad_norm: float

@@ -1,4 +1,4 @@
-"""Where ``benchmarks.startup.whole`` starts its job: an image, wheels, stores, and the links to them."""
+"""Place in which ``benchmarks.startup.whole`` starts its job: an image, wheels, stores, and the links to them."""
 
 import hashlib
 import os
@@ -45,7 +45,7 @@ __all__ = [
 PYTHON = "/opt/venv/bin/python"
 """Interpreter of the job's environment inside the image."""
 IMAGE_PACKAGES: Mapping[str, Sequence[str]] = {DISTRIBUTION: ("torch", "env"), "pip": ()}
-"""Distributions that the image holds with what they need, and their extras."""
+"""Distributions in the image, with their extras; the image also has their requirements."""
 OURS = ("omniload", "fusefs", "snapshot", "trainer_integration")
 KEYS = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
 IMAGE_VARIABLES = (
@@ -54,7 +54,7 @@ IMAGE_VARIABLES = (
     "HOME=/root",
     "PYTHONDONTWRITEBYTECODE=1",
 )
-"""What the image's configuration says."""
+"""Variables in the image's configuration."""
 
 
 def closure_of(extras_of: Mapping[str, Sequence[str]]) -> dict[str, Distribution]:
@@ -67,7 +67,7 @@ def closure_of(extras_of: Mapping[str, Sequence[str]]) -> dict[str, Distribution
         try:
             found[key] = found.get(key) or distribution(name)
         except PackageNotFoundError:
-            continue  # of an extra that nobody installed
+            continue  # it belongs to an extra that is not installed
         for text in found[key].requires or ():
             needed = Requirement(text)
             if not _wanted(needed, wanted):
@@ -88,9 +88,9 @@ def build_images(folder: Path, address: str, packages: Mapping[str, Sequence[str
     """Push the image of the job as gzip and converted, unless the registry in ``folder`` holds them.
 
     Args:
-        folder: Keeps what was built; an interrupted build is begun anew, as is one of another tree.
-        address: Of the registry.
-        packages: Distributions that the image holds with what they need, and their extras.
+        folder: Keeps the built images; an interrupted build, or one of another tree, is made again.
+        address: Address of the registry.
+        packages: Distributions in the image, with their extras; the image also has their requirements.
     """
     done, tree = folder / "pushed.done", _digest_of_tree()
     if done.exists() and done.read_text() == tree:
@@ -157,7 +157,7 @@ def _trees(folder: Path, packages: Mapping[str, Sequence[str]]) -> tuple[Path, P
     for file in (f for layer in (python, site) for f in layer.rglob("*.py")):
         second = int(file.stat().st_mtime)
         os.utime(file, (second, second))
-    # As pip leaves an image. A few files are of other Pythons and do not compile.
+    # As pip leaves an image. A few files are for other versions of Python and do not compile.
     words = ["-m", "compileall", "-q", "-j", "2", "-s", str(site), "-p", "/", str(venv)]
     subprocess.run([sys.executable, *words], check=False, capture_output=True)
     return python, site
@@ -194,7 +194,7 @@ def wheels(folder: Path, requirements: Sequence[str]) -> Path:
 
 
 def free_port() -> int:
-    """Return a port nobody listens on."""
+    """Return a port on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -254,11 +254,11 @@ class CheckpointStore:
 
     kind: str
     url: str
-    """Of its root; add a folder with ``at``."""
+    """URL of its root; add a folder with ``at``."""
     variables: Mapping[str, str]
-    """What a client needs."""
+    """Variables that a client needs."""
     binds: tuple[str, ...] = ()
-    """What a client needs of the machine, inside an image."""
+    """Files of the machine that a client needs inside an image."""
     hurried: str = field(default="")
     """The same store without the cap, to fill it; empty where it has no such way."""
 

@@ -73,17 +73,17 @@ exec python /job/job.py "$2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """How a way starts the job."""
+    """The command by which a way starts the job."""
 
     words: tuple[str, ...]
     variables: Mapping[str, str]
     unmounts: bool
-    """Whether it has to tidy up at the end, and is therefore asked to end, not killed."""
+    """Whether it must clean up at the end; it is then asked to end instead of being killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """What both ways are told."""
+    """The input of both ways."""
 
     node: Path
     """Folder of this machine, empty at a start."""
@@ -93,19 +93,19 @@ class Places:
     lazy: str
     """The image, as gzip and converted."""
     trace: Path | None
-    """Of an earlier start on another node; None lets the node know nothing of the image."""
+    """Trace of an earlier start on another node; None if the node knows nothing of the image."""
     snapshots: str
     """Store of environment snapshots."""
     checkpoint: str
     """URL that the plain way fetches its checkpoint from; empty for none."""
     variables: Mapping[str, str]
-    """For the job, inside."""
+    """Variables for the job, inside."""
     binds: tuple[str, ...]
-    """``HOST:PATH``, beside those of the job and the node."""
+    """``HOST:PATH``, in addition to those of the job and the node."""
 
     @property
     def all_binds(self) -> tuple[str, ...]:
-        """What is seen inside of this machine, ``/job`` and ``/node`` included."""
+        """Everything of this machine that is visible inside, including ``/job`` and ``/node``."""
         return (f"{self.job}:/job", f"{self.node}:/node", *self.binds)
 
 
@@ -147,7 +147,7 @@ class Start:
 
     wall_s: float
     cpu_s: float
-    """Of all its processes, until the first step."""
+    """Processor time of all its processes, until the first step."""
     wire_bytes: int
     """Over the link, until the first step."""
     first: FirstStep
@@ -164,8 +164,8 @@ def begin(
     """Start a job, wait for its first step, and end it at once.
 
     Args:
-        command: Of one of the ways.
-        log: Of the start-up; the job's own, empty so far.
+        command: The command of one of the ways.
+        log: Log of the start-up; the job's own log, empty so far.
         run_dir: Folder of the run, as this machine sees it.
         sent: Returns how many bytes came over the link so far.
         limit_s: How long to wait.
@@ -223,7 +223,7 @@ def _end(process: "subprocess.Popen[bytes]", *, unmounts: bool) -> None:
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the processor seconds of a process and all below it, those that have ended included."""
+    """Return the processor seconds of a process and all below it, including those that have ended."""
     total = 0.0
     with suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)

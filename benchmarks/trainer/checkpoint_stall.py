@@ -1,4 +1,4 @@
-"""How long a save stops training, at once and beside it; and a hundred processes killed in mid-save.
+"""Stall of training by a save, immediate or in the background; and a hundred processes killed in mid-save.
 
 python -m benchmarks.trainer.checkpoint_stall --help
 """
@@ -25,7 +25,7 @@ _STEPS_BETWEEN = 4
 
 
 def stalls(config: MoEConfig, saves: int, folder: Path) -> tuple[list[float], list[float], int]:
-    """Save in turn at once and beside training; return the seconds each stopped it, and the bytes of a save."""
+    """Alternate immediate and background saves; return the stalls of each in seconds, and the bytes of a save."""
     model = MoETransformer(config)
     optimizer = an_optimizer(model)
     checkpoints = Checkpoints(folder, config.identity(), keep=1)
@@ -44,7 +44,7 @@ def stalls(config: MoEConfig, saves: int, folder: Path) -> tuple[list[float], li
                 saver.start(step, tensors, {"version": 1}, {})
             kind.append(time.perf_counter() - began_s)
             if kind is beside:
-                # What it takes beside training is no stall, and must not slow the next save at once.
+                # The background part is no stall, and must not slow the next immediate save.
                 saver.finish()
     size = sum(tensor.nbytes for tensor in tensors.values())
     return at_once[1:], beside[1:], size  # the first of each makes buffers and folders

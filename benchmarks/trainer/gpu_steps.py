@@ -1,4 +1,4 @@
-"""What steps of a training loop on a GPU take, by where its batches come from.
+"""Time of the steps of a training loop on a GPU, by the source of its batches.
 
 python -m benchmarks.trainer.gpu_steps --help
 """
@@ -31,7 +31,7 @@ _LENGTH = 4_096
 _VOCABULARY = 32_000
 _HEAD_DIM = 64
 _WARM_UP_S = 6.0
-"""For workers and roles that still start, and memory that is touched for the first time."""
+"""Warm-up for workers and roles that still start, and for memory that is touched for the first time."""
 _KEPT = "one batch, on the GPU already"
 
 
@@ -42,9 +42,9 @@ class Size:
     dim: int
     layers: int
     rows: int
-    """Of 4,096 tokens, of a step."""
+    """Rows of a step, 4,096 tokens each."""
     steps: int
-    """To time."""
+    """Steps to time."""
 
     @property
     def title(self) -> str:
@@ -64,9 +64,9 @@ class Times:
     """Seconds of a contender."""
 
     running_s: float
-    """Of a step, where the loop runs ahead of the GPU."""
+    """Time of a step, if the loop runs ahead of the GPU."""
     waiting_s: Sequence[float]
-    """Of each step, where the loop reads its loss before it asks for the next batch."""
+    """Time of each step, if the loop reads its loss before it asks for the next batch."""
 
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, int]
@@ -110,7 +110,7 @@ class _Gpt(nn.Module):
 
 
 def _rows_alone(tokens_RT: Tensor) -> Inputs:
-    """Return what a loader of bare rows leaves to its loop: each row is one document."""
+    """Return the inputs of a loop over bare rows: each row is one document."""
     rows, length = tokens_RT.shape
     tokens_RT = tokens_RT.cuda(non_blocking=True).long()
     bounds_D = torch.arange(rows + 1, dtype=torch.int32, device="cuda") * length
@@ -189,7 +189,7 @@ def times_of(name: str, work: Rows, size: Size) -> Times:
 
 
 def table_of(size: Size, found: Mapping[str, Times]) -> Table:
-    """Return what steps of each take, and how much longer than those of a batch that is there already."""
+    """Return the step times of each, and the increase over those of a batch that is already there."""
     least = found[_KEPT]
     return Table(
         columns=(

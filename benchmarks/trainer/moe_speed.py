@@ -43,13 +43,13 @@ LARGE = MoEConfig(
     top_k=2,
     balance_weight=0.0,
 )
-"""For a GPU, in bf16."""
+"""A configuration for a GPU, in bf16."""
 PACKED = (700, 20, 150, 60, 30, 300, 90, 10, 200, 45, 80, 120, 33, 66, 99, 45)
 """Tokens of documents in a row."""
 
 
 def timed(step: Callable[[], float], device: str) -> tuple[float, float]:
-    """Return the seconds of a step, and its loss: of the processor, or by the clock until a GPU is done."""
+    """Return the seconds of a step, and its loss: processor seconds, or wall seconds until a GPU is done."""
     clock = time.process_time if device == "cpu" else time.perf_counter
     began_s = clock()
     loss = step()
@@ -89,7 +89,9 @@ def steps_of(
     def other() -> float:
         theirs.zero_grad()
         given = {"input_ids": ids, "position_ids": positions, "labels": labels}
-        if len(lengths) > 1:  # of one document it makes the mask, and knows that it is causal
+        if (
+            len(lengths) > 1
+        ):  # for one document it makes the mask itself, and knows that it is causal
             given["attention_mask"] = mask
         loss = theirs(**given, use_cache=False).loss
         loss.backward()

@@ -1,4 +1,4 @@
-"""What comes to each rank of a pipeline for a batch: bytes over the wire, beside a batch that goes whole to each.
+"""Bytes over the wire to each rank of a pipeline for a batch, compared with the whole batch for each.
 
 python -m benchmarks.trainer.stage_bytes --help
 """
@@ -48,7 +48,7 @@ the length of the largest share, the rest of it is padding."""
 
 
 def mix_of(case: str, folder: Path) -> dict[str, Any]:
-    """Write a corpus, and return the mix of it for a case."""
+    """Write a corpus, and return the mix over it for a case."""
     length = _TEXT if case == "text" else 2_048
     mix: dict[str, Any] = {
         "version": 1,
@@ -79,7 +79,7 @@ def mix_of(case: str, folder: Path) -> dict[str, Any]:
 
 
 def _serve(folder: Path, rank: int, steps: int) -> None:
-    """Be one rank: count what comes to it, or at the rank that fetches what each peer would have had of it."""
+    """Act as one rank: count received bytes, and at the fetching rank the bytes that each peer would have received."""
     os.environ["RANK"] = str(rank)
     torch.set_num_threads(1)
     came = {"bytes": 0, "whole": 0}
@@ -136,7 +136,7 @@ def _write(case: str, folder: Path) -> None:
 
 
 def table_of(caption: str, ranks: Sequence[Mapping[str, float]]) -> Table:
-    """Return what came to the ranks of each stage, beside the whole batch that the first of them counted."""
+    """Return the bytes of the ranks of each stage, and the whole batch that the first of them counted."""
     whole = ranks[0]["whole"]
     rows = []
     for stage, name in enumerate(_NAMES):
@@ -150,7 +150,7 @@ def table_of(caption: str, ranks: Sequence[Mapping[str, float]]) -> Table:
 @click.option("--steps", default=8, show_default=True, type=click.IntRange(1))
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(steps: int, report: bool) -> None:
-    """Measure what comes to each stage of a pipeline.
+    """Measure the bytes that each stage of a pipeline receives.
 
     \b
     Example:

@@ -49,7 +49,10 @@ from trainer_integration.vision.model import VisionLanguageModel
 __all__ = ["bin_of", "main", "timed_step"]
 
 BINS = {3.2: (2.7, 4.0), 5.0: (4.0, 5.9), 6.9: (5.9, 8.0)}
-"""Imbalances to look at, FLOPs of the heaviest rank in order over those of the lightest, and what counts as each."""
+"""Imbalances to look at, and the range that counts as each.
+
+An imbalance is the FLOPs of the heaviest rank in order over those of the lightest.
+"""
 PAPER = 1.77
 """Mean gain of balance over their settings, as OVERLORD reports it (arXiv 2504.09844)."""
 LAYOUTS = (Layout(4, 1, 4), Layout(4, 2, 4), Layout(4, 1, 8))
@@ -141,7 +144,7 @@ def chosen(
 
 
 def clocked(folder: Path, layout: Layout, costs: Costs, each: int) -> list[tuple[Pair, Pair]]:
-    """Return steps by clock, in turns, with what the simulation says of them."""
+    """Return steps in wall time, alternately, with the simulation of them."""
     found = []
     steps = list(chosen(folder, layout, each))
     with Ranks(layout.ranks) as ranks:
@@ -151,7 +154,7 @@ def clocked(folder: Path, layout: Layout, costs: Costs, each: int) -> list[tuple
                 seconds[way] = max(ranks.run(timed_step, dp=layout.ranks, batches=step[way]))
             by_costs = pair_of(*map(works_of, step), costs)
             found.append((Pair(by_costs.imbalance, *seconds), by_costs))
-    return found[1:]  # the first pays for what the others find
+    return found[1:]  # the first call pays for costs that later ones do not have
 
 
 def gain_of(pairs: Sequence[Pair]) -> float:
@@ -160,7 +163,7 @@ def gain_of(pairs: Sequence[Pair]) -> float:
 
 
 def rows_of_costs(costs: Costs) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each call that was measured: what it took and what the fit says."""
+    """Yield a row for each measured call: its time and the fitted time."""
     for at, sizes in enumerate(IMAGES):
         name = f"{len(sizes)} x {sizes[0]:,} patches"
         yield f"encoder, forward, {name}", *_beside(costs.encoder_forward, at, sizes)

@@ -42,7 +42,7 @@ __all__ = [
 LENGTH = 2048
 MODEL = MoEConfig(vocab_size=257)
 VISION = VisionConfig(patch=14, merge=2, num_layers=4)
-"""As by default, but for two layers more: an embedding then costs the encoder about what a token costs the backbone."""
+"""The default with two more layers: an embedding then costs the encoder about as much as a token costs the backbone."""
 _MARKER, _PLACEHOLDER = "<image>", 7
 _LEAST_PATCHES, _MOST_PATCHES, _TAIL = 16, 4096, 0.6
 _WITH_IMAGES = 0.3
@@ -52,19 +52,19 @@ _SIDE = VISION.patch * VISION.merge
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a rank trains on in a step."""
+    """Batch of a rank in a step."""
 
     ranks: int
-    """How many there are."""
+    """Number of ranks."""
     microbatches: int
-    """Of each rank."""
+    """Microbatches of each rank."""
     rows: int
-    """Of each microbatch."""
+    """Rows of each microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a rank does in a microbatch."""
+    """Work of a rank in a microbatch."""
 
     patches_I: NDArray[np.int64]
     """Patches of each image that it encodes."""
@@ -81,7 +81,7 @@ def write_documents(folder: Path, count: int) -> None:
         words = "a" * int(np.clip(rng.lognormal(5.5, 1.0), 8, 1_000))
         num = int(rng.integers(1, 4)) * int(rng.random() < _WITH_IMAGES)
         grids = [_grid(rng) for _ in range(num)]
-        # A document is one sample where its images fit into a row beside its text.
+        # A document is one sample if its images and its text fit into a row.
         while grids and sum(r * c for r, c in grids) + len(words) > LENGTH - 2:
             grids.pop()
         for grid in grids:

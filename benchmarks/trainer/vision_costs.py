@@ -1,4 +1,4 @@
-"""What encoder and backbone of the included vision model cost on this processor, and a step of ranks that pay it.
+"""Costs of encoder and backbone of the included vision model on this processor, and of a step of ranks.
 
 Shape suffixes:
     S  calls that are measured        N  images or documents of a call        R  ranks        M  microbatches
@@ -56,15 +56,15 @@ class Cost:
     """Seconds of a part of the model, fitted to some calls."""
 
     call_s: float
-    """Of a call, whatever it is called with."""
+    """Fixed cost of a call."""
     item_s: float
-    """Of an image or document."""
+    """Cost of an image or document."""
     linear_s: float
-    """Of a patch or token."""
+    """Cost of a patch or token."""
     quadratic_s: float
-    """Of a pair of patches of an image, or of tokens of a document."""
+    """Cost of a pair of patches of an image, or of tokens of a document."""
     measured_s: tuple[float, ...]
-    """Of each call that was measured."""
+    """Time of each measured call."""
 
     def __call__(self, sizes_N: Sequence[int] | NDArray[np.int64]) -> float:
         """Return the seconds of a call with images or documents of these sizes; 0 of a call with none."""
@@ -76,18 +76,18 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What was measured, in processor seconds of one thread."""
+    """Measured costs, in processor seconds of one thread."""
 
     encoder_forward: Cost
     encoder_backward: Cost
     backbone: Cost
     """Forward and backward: between the two exchanges of a microbatch."""
     update_s: float
-    """Of the optimiser, once a step on every rank."""
+    """Cost of the optimiser, once a step on every rank."""
 
 
 def measured_costs(repetitions: int) -> Costs:
-    """Measure encoder and backbone by themselves; medians of so many repetitions."""
+    """Measure encoder and backbone by themselves; return medians of ``repetitions`` repetitions."""
     encoder, backbone = VisionEncoder(VISION, MODEL.dim), MoETransformer(MODEL)
     passes = [_medians(lambda s=sizes: _of_encoder(encoder, s), repetitions) for sizes in IMAGES]
     both = [
@@ -107,8 +107,8 @@ def seconds_of_step(
     """Return how long a step takes where ranks wait for each other as the included trainer does.
 
     Args:
-        works_RM: Of each rank and microbatch.
-        costs: What the parts cost. Sending is free.
+        works_RM: Work of each rank and microbatch.
+        costs: Costs of the parts. Sending is free.
         dealt: Images are encoded by other ranks than hold their rows: all wait for embeddings in every microbatch,
             and in backward for their gradients. Else ranks meet once, where gradients are added up.
         sharded: Ranks meet in every microbatch also where images are not dealt, as each holds a part of the model.
@@ -164,7 +164,7 @@ def _fitted(calls: Sequence[Sequence[int]], measured_s: Sequence[float]) -> Cost
 
 
 def _medians(call: Callable[[], tuple[float, ...]], repetitions: int) -> list[float]:
-    call()  # the first pays for what the others find
+    call()  # the first call pays for costs that later ones do not have
     return [median(each) for each in zip(*(call() for _ in range(repetitions)), strict=True)]
 
 
