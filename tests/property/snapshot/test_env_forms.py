@@ -1,4 +1,4 @@
-"""Forms that are made without their library: equal to what the library makes, for any input."""
+"""Forms that are made without their library equal those of the library, for any input."""
 
 import hashlib
 from collections import Counter

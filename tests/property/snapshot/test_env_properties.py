@@ -79,7 +79,7 @@ def write_tree(folder, tree):
 
 @st.composite
 def entries(draw):
-    """Valid entries in order: what a save could have written."""
+    """Valid entries in order, as a save could have written them."""
     found = {(0, ""): a_folder(""), (1, ""): a_folder("", 1)}
     for target in (0, 1):
         for path in draw(st.lists(PATHS, max_size=6, unique=True)):

@@ -49,7 +49,7 @@ class BlockStoreModel(RuleBasedStateMachine):
 
     @rule(left=st.binary(max_size=30))
     def crash(self, left):
-        """Leave what a crash may leave: half a file, and a counter that is wrong."""
+        """Leave the possible remains of a crash: half a file, and a wrong counter."""
         (self.folder / "new" / "half").write_bytes(left)
         (self.folder / "lock").write_bytes(left)
         self.stores = [BlockStore(self.folder, CAPACITY), BlockStore(self.folder, CAPACITY)]

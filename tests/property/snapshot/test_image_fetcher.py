@@ -115,7 +115,7 @@ def test_no_prefetch_overtakes_a_reader_and_every_request_ends(settings, steps):
             simulation.answer(first, second)
 
     simulation.end()
-    # What has ended is forgotten: wanted again, it is asked of the first tier again.
+    # An ended request is forgotten: a new request goes to the first tier again.
     simulation.apply(
         BlockWanted(tuple(block("a", number) for number in range(31)), Priority.DEMAND)
     )

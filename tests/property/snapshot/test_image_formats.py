@@ -24,7 +24,7 @@ from tests.support.snapshot.image_builders import a_member, a_tar, read_stream, 
 
 NOISE = hashlib.shake_256(b"noise").digest(60_000)
 TEXT = zran_friendly(100_000) + NOISE + zran_friendly(540_000)
-"""What compresses, and what writers store as it is."""
+"""Bytes that compress, and bytes that writers store unchanged."""
 SIZES = st.lists(st.integers(0, 300_000), min_size=1, max_size=4)
 LAYER = "application/vnd.oci.image.layer.v1.tar+zstd"
 

@@ -25,7 +25,7 @@ def overlaid(trees):
 
 
 def visible(stack, name):
-    """Return what is seen at a name: one file, or directories from the top on."""
+    """Return the visible entry of a name: one file, or directories from the top on."""
     shown = []
     for tree, node in stack:
         child = tree.child(node.number, name)

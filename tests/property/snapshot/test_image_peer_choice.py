@@ -1,4 +1,4 @@
-"""Who is asked for what: everybody reaches the home, nobody goes in a circle, and little moves."""
+"""The choice of peers: every node reaches the home, no request goes in a circle, and few blocks move."""
 
 from collections import Counter
 from itertools import pairwise

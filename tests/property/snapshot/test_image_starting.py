@@ -1,4 +1,4 @@
-"""Which trace is nearest, and which users an image knows, agree with models too simple to be wrong."""
+"""The choice of the nearest trace and the users known to an image agree with models too simple to be wrong."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Any sequence of wishes: the machine agrees with a model that is too simple to be wrong, and so does what is kept."""
+"""Any sequence of requests: the machine and its kept state agree with a model that is too simple to be wrong."""
 
 from pathlib import Path
 
@@ -146,7 +146,7 @@ class SnapshotsAgreeWithTheModel(RuleBasedStateMachine):
     @precondition(lambda self: self.model)
     @rule()
     def start_again(self):
-        """As after a crash: all that counts is what was kept."""
+        """Restart as after a crash: only the kept state counts."""
         self.machine = Snapshots.of(self.store.snapshots())
         self.numbers = {snapshot.number for snapshot in self.machine.by_key.values()}
 

@@ -112,7 +112,7 @@ def test_no_stage_is_charged_more_than_the_longest_that_a_node_spent_in_it(nodes
         assert stage.path_s <= stage.max_s + 1e-12
     if len(nodes) == 1:
         assert charged == {name: wanted[name] for name in charged}
-    # Of nodes that come together any may be walked: the sums of the phases are the same.
+    # If several nodes arrive together, any of them may be followed: the sums of the phases are the same.
     before = ("image", "environment")
     assert sum(charged[name] for name in before) == sum(wanted[name] for name in before)
     for name in names[2:]:

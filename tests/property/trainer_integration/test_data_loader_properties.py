@@ -1,4 +1,4 @@
-"""A loader resumed at any place goes on as torch's would have, unbroken."""
+"""A loader resumed at any place continues as torch's would have without the break."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What holds for any deal of rows, any schedule and any flipped bit."""
+"""Properties for any deal of rows, any schedule and any flipped bit."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The block cache under any order of asking, answering, failing, serving and dropping, beside a model of it."""
+"""The block cache under any order of requests, answers, failures, reads and drops, compared with a model."""
 
 import itertools
 import weakref
@@ -22,21 +22,21 @@ def size_of(key):
 
 
 class Memory(bytearray):
-    """What one read brought; told from others, and seen to go."""
+    """The bytes of one read, distinguishable from others; tests can see when they are freed."""
 
 
 class Fill:
-    """What the model knows of it."""
+    """The model's record of a read."""
 
     def __init__(self, keys, *, kept):
         self.unserved = {key: size_of(key) for key in keys}
         self.kept = kept
-        """Whether it goes once all of it was served."""
+        """Whether it is freed once all of it was served."""
         self.memory = Memory(itertools.chain.from_iterable([key] * size_of(key) for key in keys))
         self.is_there = weakref.ref(self.memory)
 
     def views(self):
-        """Cut the memory into blocks; nobody else holds it from now on."""
+        """Cut the memory into blocks, which are then its only references."""
         memory, at = memoryview(self.memory), 0
         del self.memory
         for key in self.unserved:

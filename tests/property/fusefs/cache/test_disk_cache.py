@@ -146,7 +146,7 @@ class DiskCacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: files_in(self.directory, ".*"))
     @rule(data=st.data())
     def damage_and_restart(self, data):
-        """The power goes: what was not on the disk yet is lost, in any part."""
+        """Cut the power: any part of the data that was not on the disk yet is lost."""
         abandon(self.cache)
         path = data.draw(st.sampled_from(files_in(self.directory, ".*")), label="file")
         size = path.stat().st_size

@@ -1,4 +1,4 @@
-"""Manifests: what is written is read back, and no damage passes for content."""
+"""Manifests: a written manifest is read back, and no damaged one passes for a sound one."""
 
 import hashlib
 from dataclasses import replace

@@ -98,7 +98,7 @@ def test_speculative_blocks_are_what_a_model_says(steps, lent_bytes):
 def test_all_files_together_fetch_no_more_than_the_budget_and_twice_what_was_read(
     steps, lent_bytes
 ):
-    """Files are closed and opened anew, too: what they owed is gone."""
+    """Files are also closed and opened again; the debt of a closed file is cancelled."""
     budget, gone = SpeculationBudget(lent_bytes), 0
     files = {}
     read_bytes = 0

@@ -56,7 +56,7 @@ class Asked(ReplacingBackend):
 
     Args:
         files: Content by path.
-        more: Names that its listings have beside those.
+        more: Further names in its listings.
     """
 
     location = "asked://"
@@ -118,7 +118,7 @@ def test_an_intent_moves_what_lies_in_the_store_or_nothing(kind, source, target)
     except FileNotFoundError:
         assert target != "f" or source != "a"
     else:
-        # What nobody promised stays where it is, whatever it is called.
+        # An object that nothing promises stays where it is, whatever its name.
         assert (target, found.size_bytes) == ("f", len(backend.files["f"]))
         assert source == checked_path(source)
         assert not source.startswith(".omnifs/objects")
@@ -260,7 +260,7 @@ def test_one_bad_file_is_a_fault_of_its_own(data, of_a_directory):
 
 
 class Sparse(MemoryStore):
-    """Shows a small file as one of many bytes, and notes what is read of it."""
+    """Shows a small file as one of many bytes, and records the reads of it."""
 
     def __init__(self, size_bytes):
         super().__init__()

@@ -20,13 +20,13 @@ steps = st.lists(
 
 
 class Loop:
-    """Askers, and a store that answers when told; a clock that ticks with every step."""
+    """Askers, a store that answers on command, and a clock that ticks with every step."""
 
     def __init__(self):
         self.now = 0
         self.sharing = FreshSingleFlight()
         self.asking = {}
-        """Askers that wait: when and about what they asked."""
+        """Waiting askers: the time and subject of their questions."""
         self.ready = deque()
         self.questions = {0: [], 1: []}
         """Each as its beginning, its end, and the future of its answer."""
@@ -59,7 +59,7 @@ class Loop:
             future.add_done_callback(lambda _: self.ready.append(asker))
 
     def turn(self):
-        """Let one go on whose wait is over."""
+        """Let an asker continue whose wait is over."""
         while self.ready:
             asker = self.ready.popleft()
             if asker in self.asking:

@@ -27,7 +27,7 @@ LONG_AGO_NS = 10**10
 
 
 class Coarse(MemoryStore):
-    """All versions have one time stamp: only what they hold tells them apart."""
+    """All versions have one time stamp, so only their contents distinguish them."""
 
     def _put(self, path, data):
         super()._put(path, data)
@@ -36,7 +36,7 @@ class Coarse(MemoryStore):
 
 
 class Open:
-    """One open file: what it must show, and what it showed."""
+    """One open file: the version that it must show, and the bytes that it showed."""
 
     def __init__(self, inode, opened, wanted):
         self.inode, self.handle, self.wanted = inode, opened.handle, wanted
@@ -66,7 +66,7 @@ class KernelModel:
     def outdated(self, inode):
         self.sizes.pop(inode, None)
 
-    # Elsewhere, and here beside the files that are open
+    # On another host, and on this one next to the open files
 
     def new_version(self, size):
         return (next(self.numbers).to_bytes(2, "big") * size)[:size]
@@ -99,7 +99,7 @@ class KernelModel:
     def chmod(self, name, mode):
         if name in self.now:
             set_attributes(self.elsewhere, name, Attributes(mode=mode))
-            # A plain file gets a manifest: for those who read it by its path, another version.
+            # A plain file gets a manifest, which is another version for readers by its path.
             self.now[name] = bytes(bytearray(self.now[name]))
 
     def chmod_here(self, name, mode):
@@ -110,7 +110,7 @@ class KernelModel:
                 if error.errno != errno.ESTALE:
                     raise
 
-    # What the kernel asks
+    # Questions of the kernel
 
     def told(self, entry):
         if self.sizes.get(entry.inode) not in {None, entry.size_bytes}:
@@ -142,7 +142,7 @@ class KernelModel:
                 opened = run_blocking(self.shown.open(inode, os.O_RDONLY))
             except OSError as error:
                 if error.errno != errno.ESTALE or attempt:
-                    raise  # nobody replaced it since
+                    raise  # no writer has replaced it since
                 inode = self.lookup(name)
                 continue
             if not opened.keep_cache:

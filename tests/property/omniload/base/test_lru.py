@@ -1,4 +1,4 @@
-"""The cache of values under any order of calls, beside a list: what stays, what goes, and in which order."""
+"""The cache of values under any order of calls, compared with a list: which values stay or leave, in which order."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule

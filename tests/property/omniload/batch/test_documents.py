@@ -1,4 +1,4 @@
-"""Documents that a sample joins and keeps apart: what a batch says of each token, and what a step's plan says of costs.
+"""Documents that a sample joins and keeps apart: the batch's description of each token, and the plan's costs.
 
 The model looks at one token after the other.
 """
@@ -136,7 +136,7 @@ def test_a_digest_knows_where_documents_begin_and_that_of_other_rows_is_what_it_
 
     several = any(len(sample) > 1 for sample in chain(*rows))
     assert (microbatch_digest(apart) != microbatch_digest(plain)) == several
-    # Also where no label is left that would tell.
+    # This must also work if no label is left that would show it.
     silent = {"trained_RT": np.zeros((len(rows), LENGTH), np.bool_)}
     digests = [microbatch_digest(replace(each, **silent)) for each in (apart, plain)]
     assert (digests[0] != digests[1]) == several

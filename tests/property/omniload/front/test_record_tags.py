@@ -1,6 +1,7 @@
-"""Columns of a user's own of whole records, held to the records as they were written: a token tells which it is of.
+"""A user's own columns of whole records, compared with the written records: each token shows its record.
 
-A record of text is one letter many times, and no two have the same; of a source without columns it is a digit.
+A record of text is one letter, repeated, and no two records share a letter. In a source without columns it is a
+digit.
 """
 
 import json

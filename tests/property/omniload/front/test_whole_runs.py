@@ -1,4 +1,4 @@
-"""Runs against what the pages say of them: documents are written, cut and counted here, by Python alone."""
+"""Runs compared with the promises of the pages: documents are written, cut and counted here by Python alone."""
 
 import json
 from collections import Counter
@@ -60,7 +60,7 @@ UNITS = st.sampled_from([1, 60, 1 << 20])
 
 
 def batches_of(path, steps, resumed_at):
-    """Give the batches of a run, which ends in the middle and goes on from its state."""
+    """Return the batches of a run that ends in the middle and resumes from its state."""
     with omniload.open(path, steps=resumed_at, arrays="numpy") as loader:
         yield from loader
         state = loader.state_dict()
@@ -132,5 +132,5 @@ def test_rows_that_are_filled_to_the_last_token_are_the_documents_end_to_end(tmp
         count = len(batch.tokens)
         expected = [tuple(islice(labelled, LENGTH)) for _ in range(count)]
         rows = zip(batch.tokens.tolist(), batch.labels.tolist(), strict=True)
-        # Rows of a step are dealt by what they cost.
+        # Rows of a step are dealt by their cost.
         assert sorted(tuple(zip(*row, strict=True)) for row in rows) == sorted(expected)

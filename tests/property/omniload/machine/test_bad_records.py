@@ -36,7 +36,7 @@ class Run:
     cursors: dict = field(default_factory=dict)
     """Positions behind each step, by source."""
     ended: str = ""
-    """Why there were no more, but for what is wrong with one of the records."""
+    """The reason why the run ended, without the fault of a record."""
     lives: int = 0
     taken: int = 0
     """Steps that the rank has, from the first on."""
@@ -49,7 +49,7 @@ def record_at(records, position):
 
 
 def reported(read, records, most):
-    """Return what a loader says of the first ``most`` records that it was asked for."""
+    """Return a loader's report about the first ``most`` records that it was asked for."""
     stop = min(read.stop, read.start + most)
     found = [record_at(records, position) for position in range(read.start, stop)]
     given = np.array([tokens is not None for tokens in found], np.bool_)
@@ -66,7 +66,7 @@ def reported(read, records, most):
 
 
 def run_of(records_S, limits, most, breaks=(), mix_changes=()):
-    """Return what a run comes to whose lives end behind some steps, and whose loaders are lost behind some.
+    """Return the result of a run whose lives end after some steps, and whose loaders are lost after others.
 
     ``breaks`` says for steps whether the run is resumed there, or its loader of the second source is lost.
     """
@@ -100,7 +100,7 @@ def run_of(records_S, limits, most, breaks=(), mix_changes=()):
 
 
 def _until_broken(planner, commands, run, step, records_S, most, breaks):
-    """Go on to the next break; return its step, and whether the run is resumed there or has all of its steps."""
+    """Run to the next break; return its step, and whether the run resumes there or has all of its steps."""
     while step < STEPS:
         while commands:
             command = commands.pop(0)
@@ -108,7 +108,7 @@ def _until_broken(planner, commands, run, step, records_S, most, breaks):
                 assert_folds(command, planner)
                 run.cursors[command.before.step] = [c[0] for c in command.after.cursors_S]
             if isinstance(command, PublishPlans):
-                # Of steps that no rank asks for, more or fewer are planned.
+                # Of steps that no rank asks for, either more or fewer are planned.
                 wanted = [plan for plan in command.plans if plan.step < STEPS]
                 run.plans |= {plan.step: plan.membership_digest() for plan in wanted}
             if isinstance(command, ReadAhead):
@@ -128,7 +128,7 @@ def _until_broken(planner, commands, run, step, records_S, most, breaks):
 
 
 def assert_folds(command, planner):
-    """A planner that takes over folds the journal: it comes to the state that was planned, counts and all."""
+    """A planner that takes over folds the journal and must reach the planned state, counts included."""
     names = command.names
     record = StepRecord.from_json(command.record, names)
     assert record.bad_after == {
@@ -146,7 +146,7 @@ def assert_folds(command, planner):
 def too_many_at(run, records_S, limits):
     """Return the first step that goes past more bad records of an epoch than allowed, and of which sources.
 
-    By each source the position of the first that is one too many.
+    For each source, return the position of the first bad record that exceeds the limit.
     """
     for step, cursors in sorted(run.cursors.items())[:STEPS]:
         over = {}
@@ -189,7 +189,7 @@ def test_a_broken_run_ends_where_an_unbroken_one_does(
     assert sorted(broken.plans) == list(range(end)), "ends before the first step that has too many"
     assert broken.plans == whole.plans
     assert bool(broken.ended) == bool(whole.ended) == bool(over)
-    # Of two in one step, either is told of.
+    # If two sources exceed their limits in one step, the run may name either.
     assert len(over) == 2 or broken.ended == whole.ended
     assert all(
         any(
@@ -257,7 +257,7 @@ CAPPED = {"all": {"weight": 1, "of": {"code": 2, "web": 1}, "max_repetition": 2}
 def test_a_run_that_is_refused_a_step_gives_out_all_before_it_however_many_are_ahead(
     code, changes, said, ahead, breaks
 ):
-    """How many were lost hung on ``prefetch_steps``, up to all of them."""
+    """Earlier, ``prefetch_steps`` decided how many steps were lost, up to all of them."""
     records_S, changes = [code, [20] * 40], {"version": 2, **changes}
     first = run_of(records_S, (0, 0), [4], mix_changes=changes)
 
@@ -277,7 +277,7 @@ def a_skipping_mix(names, limit, **changes):
 
 
 def all_read(planner, commands, records_S):
-    """Answer each read as a whole; return what the planner said."""
+    """Answer each read as a whole; return the further commands of the planner."""
     said, commands = [], list(commands)
     while commands:
         said.append(command := commands.pop(0))
@@ -287,7 +287,7 @@ def all_read(planner, commands, records_S):
 
 
 def test_an_edit_before_ranks_come_to_the_end_has_the_run_go_on_with_its_count():
-    """It was over in this life, though whoever resumed it went on."""
+    """Earlier, this life of the run ended, although a resume would have continued it."""
     records_S = [[10] * 40, [10, None, 10, None] * 10]
     mix = a_skipping_mix(SOURCES, 1, runtime={"prefetch_steps": 8}, pack={"lookahead_rows": 0})
     planner = a_planner(mix, epoch=[40, 40])
@@ -306,7 +306,7 @@ def test_an_edit_before_ranks_come_to_the_end_has_the_run_go_on_with_its_count()
 
 
 def test_of_many_sources_only_the_one_that_was_reported_is_looked_at_again(monkeypatch):
-    """Of 1,000 sources with bad records a step took seconds in place of 0.1 s."""
+    """Earlier, a step of 1,000 sources with bad records took seconds instead of 0.1 s."""
     names = [f"s{i:02}" for i in range(30)]
     planner = a_planner(a_skipping_mix(names, 100), epoch=[100] * 30)
     records_S = [[None, 10] * 50] * 30

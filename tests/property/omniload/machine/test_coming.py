@@ -1,4 +1,4 @@
-"""What is told of coming steps is what the weights of each of them are."""
+"""The announced weights of coming steps are the weights of each of them."""
 
 import math
 from contextlib import suppress
@@ -27,13 +27,13 @@ def a_history(first, stages, edits):
         at += gap
         found.append({"from_step": at, "weights": each, "ramp_steps": ramp})
         at += ramp
-    # Of a source without a weight a file says nothing.
+    # The file omits a source without a weight.
     found.append({"from_step": 1_000, "weights": dict.fromkeys(NAMES, 1.0)})
     history = History(a_mix(sources=NAMES, mix={"stages": found}))
     step = 0
     for gap, _, each in edits:
         step += gap
-        with suppress(ConfigError):  # of ramps that an earlier edit has cut off
+        with suppress(ConfigError):  # for ramps that an earlier edit has cut off
             history = history.edited(SetWeights(weights=each), step)
     return history
 

@@ -1,6 +1,7 @@
-"""Of runs that are edited, killed and resumed elsewhere again and again nothing is lost, and nothing comes twice.
+"""Runs that are edited, killed and resumed elsewhere again and again lose no sample and repeat none.
 
-A model that goes through the records by position (``tests.support.plane.edits.edit_sequences``) says what is due.
+A model that goes through the records by position (``tests.support.plane.edits.edit_sequences``) decides which samples
+are due.
 """
 
 from collections import Counter

@@ -109,7 +109,7 @@ def simulated(mix, lengths, world, **more):
 def test_a_run_with_edits_is_what_mix_and_edits_alone_decide_and_goes_on_in_another_world(
     mix, asked, world, other, lengths, data
 ):
-    """Each run is looked at from all sides: to have it takes longer than to find what it promises."""
+    """Each run is checked for all promises, because making a run takes longer than the checks."""
     run, digests = simulated(mix, lengths, world, changes=asked)
 
     require_decided_and_resumed(run, digests, lengths, other, data)
@@ -117,7 +117,7 @@ def test_a_run_with_edits_is_what_mix_and_edits_alone_decide_and_goes_on_in_anot
 
 
 def require_decided_and_resumed(run, digests, lengths, other, data):
-    """Find that a run is what mix and edits decide, that its journal folds, and that it goes on in another world."""
+    """Check that mix and edits decide a run, that its journal folds, and that it resumes in another world."""
     assert digests == reference_digests(run.history, lengths, num_steps=STEPS)
     assert run.published == list(range(STEPS))
     require_journal_folds(run)
@@ -247,7 +247,9 @@ def test_of_many_steps_that_are_skipped_next_to_nothing_is_read(monkeypatch):
     assert rest == reference_digests(history, lengths, num_steps=14)
     for ranges in asked.values():
         gaps = [start - stop for (_, stop), (start, _) in pairwise(ranges)]
-        assert max(gaps) > 5, ranges  # what was read before step 1 was planned lies behind it
+        assert max(gaps) > 5, (
+            ranges
+        )  # the first reads, before step 1 was planned, lie before this range
 
 
 @few(8, soak=200)

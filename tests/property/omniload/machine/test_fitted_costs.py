@@ -1,7 +1,7 @@
-"""A cost that is fitted to measured times decides where rows go, as its edits say, and never what a step holds.
+"""A cost that is fitted to measured times decides where rows go, as its edits say, and never the samples of a step.
 
-Times are of this run alone: no other may have them. So whatever they were, and whoever was killed meanwhile, a run that
-makes the same edits deals every row as it was dealt.
+Measured times belong to one run, and no other run may have them. Whatever they were, and whichever role was killed
+meanwhile, a run that makes the same edits deals every row in the same way.
 """
 
 import random
@@ -31,7 +31,7 @@ def a_fitting_mix(every, **changes):
 
 
 def measured(seed):
-    """Return what times each read finds: of a cost that is another one each time."""
+    """Return the times that each read finds: from a cost that changes each time."""
     chance = random.Random(seed)
 
     def times(_first):
@@ -71,7 +71,7 @@ def fits_of(simulation):
 
 
 def dealt(simulation, first=0, ranks=None):
-    """Return the digest of each rank's batch of each step, of those with so many ranks."""
+    """Return the digest of each rank's batch of each step, for the steps with ``ranks`` ranks."""
     sizes = {step: sum(s == step for s, _ in simulation.batches) for step, _ in simulation.batches}
     return {
         at: batch_digest(batch)

@@ -1,4 +1,4 @@
-"""Reads of any length under a virtual clock: what they take changes how far ahead a source is read, and no step."""
+"""Reads of any length under a virtual clock: their times change how far ahead a source is read, and no step."""
 
 import heapq
 from concurrent.futures import Future
@@ -22,7 +22,7 @@ from tests.support.plane.builders import a_mix, a_planner, a_table
 
 EPOCH = 997
 ANSWER_S = 0.5
-"""A loader answers with what it has by then."""
+"""A loader answers after this time with the records that it has."""
 
 
 class Job:
@@ -71,7 +71,7 @@ class Job:
         self.carry(self.planner.handle(SamplesReported(**fields, took_steps=took_steps)))
 
     def train(self, steps):
-        """Train on so many steps; return how long each was waited for."""
+        """Train on ``steps`` steps; return the wait for each."""
         self.carry(self.planner.handle(Started()))
         while len(self.waits_s) < steps:
             step = len(self.waits_s)
@@ -105,7 +105,7 @@ def test_slow_records_of_a_source_hold_up_no_step_once_one_was_read():
     assert sum(wait_s > 0.03 for wait_s in fixed.train(steps)) > 10
     assert max(job.train(steps)[100:]) == 0.0
     assert job.digests.items() >= {step: fixed.digests[step] for step in range(steps)}.items()
-    # The source beside it is read as far as ever, and this one no further than it takes.
+    # The other source is read as far ahead as before, and this one no further than it needs.
     assert abs(job.read_to[0] - fixed.read_to[0]) < 100
     assert fixed.read_to[1] < job.read_to[1] < fixed.read_to[1] + 600
 

@@ -16,7 +16,7 @@ def costs_of(works):
 
 
 def best(works, count):
-    """Return the least load that the busiest of so many loaders can have: every dealing is tried."""
+    """Return the least load of the busiest of ``count`` loaders, found by trying every assignment."""
     dealings = product(range(count), repeat=len(works))
     return min(
         max(sum(w for w, b in zip(works, dealing, strict=True) if b == n) for n in range(count))

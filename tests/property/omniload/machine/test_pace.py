@@ -1,4 +1,4 @@
-"""Steps whose times an adversary chooses: what is taken for their pace, and how readers of a source bear the swings."""
+"""Steps whose times an adversary chooses: the pace that is computed, and the readers under the swings."""
 
 from itertools import cycle
 
@@ -11,7 +11,7 @@ from tests.support.examples import few
 
 READ_S = 4.0
 CLIMB_S = 260.0
-"""From one reader to eight: a minute until that is seen, and half as many more after each half a minute."""
+"""Time to go from one reader to eight: a minute to notice, and half as many more after each half minute."""
 HOUR = round(3600 / READ_S)
 FULL = 0.9
 
@@ -49,7 +49,7 @@ class Job:
         self.scaler.follow(0, readers, is_given=False)
 
     def read(self, work):
-        """Read for a while what keeps so many readers busy; return the share of the time that it takes."""
+        """Read for a while with work that keeps ``work`` readers busy; return the share of time spent reading."""
         share, readers = min(1.0, work / self.readers), self.readers
         self.tell(ReadBegun(now_s=self.now_s, source=0))
         self.now_s += READ_S * share
@@ -74,7 +74,7 @@ class Job:
 def test_steps_that_are_quick_for_minutes_and_slow_for_minutes_have_the_readers_they_need_each_time(
     quick, slow, quick_reads, slow_reads
 ):
-    """None are let go of that could not be had again: readers that idle are cheaper than ranks that wait."""
+    """No needed reader is released: idle readers are cheaper than waiting ranks."""
     job = Job()
 
     for turn in range(30):
@@ -107,7 +107,7 @@ def test_a_trainer_that_pauses_for_an_evaluation_again_and_again_has_the_same_re
 @few(6, soak=300)
 @given(st.floats(0.05, 6.0), st.integers(1, 8), st.integers(2, 8), st.floats(0.0, 0.2))
 def test_of_steps_one_of_which_is_long_readers_follow_the_mean_and_rest(work, readers, of, idle):
-    """As where gradients of several microbatches are summed: the work of all comes with the first of them."""
+    """As when gradients of several microbatches are summed: the work of all of them comes with the first."""
     job = Job(readers)
     works = cycle([work * of * (1 - idle), *[work * idle] * (of - 1)])
 

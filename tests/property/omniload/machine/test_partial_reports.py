@@ -1,4 +1,4 @@
-"""Steps are the same whatever part of a range a loader tells of at once, and whatever its samples weigh."""
+"""Steps are the same whatever part of a range a loader reports at once, and whatever its samples weigh."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ def a_mix_of(method, counted):
 
 
 def steps_of(mix, lengths_S, most, weights_S):
-    """Return what is in each step where reads give at most so many records, in turns."""
+    """Return the samples of each step if reads return at most ``most`` records, in rotation."""
     planner = a_planner(mix, epoch=[len(lengths) for lengths in lengths_S])
     commands, plans, asked = list(planner.handle(Started())), {}, 0
     for step in range(STEPS):

@@ -1,4 +1,4 @@
-"""Readers of sources follow what is measured, come to rest under a steady load, and come and go with no other."""
+"""The number of a source's readers follows the measurements, settles under a steady load, and does not oscillate."""
 
 import math
 
@@ -15,7 +15,7 @@ ALLOWED, MOST, CORES = 8, 8, 12
 
 
 class Job:
-    """Sources that take as many cores as the test decides, read by as many as they are told."""
+    """Sources whose load the test decides, read by as many readers as the machine commands."""
 
     def __init__(self, readers_S, *, cores=CORES):
         self.scaler, self.now_s = ReaderScaler(cores=cores, most=MOST), 0.0
@@ -29,7 +29,7 @@ class Job:
         self.cores = cores
 
     def read(self, work_S, *, core=1.0, gain=1.0, opening=frozenset(), ahead=None):
-        """Go on for a while: read what takes one reader ``work_S`` of the time, at once."""
+        """Continue for a while: read data that takes one reader ``work_S`` of the time, at once."""
         shares = {}
         for source, work in enumerate(work_S):
             dividing = 1 if source in opening else self.readers_S[source]
@@ -62,7 +62,7 @@ class Job:
 
 @st.composite
 def outlooks(draw):
-    """What a planner may say, and what none would: steps that go back, sources that are not there."""
+    """The outlooks of a planner, and some that no planner gives: steps that go back, unknown sources."""
     steps = sorted(draw(st.sets(st.integers(0, 2_000), min_size=1, max_size=8)))
     shares = st.tuples(*[st.sampled_from([0.0, 1e-9, 0.1, 0.5, 1.0])] * len(steps))
     coming = Coming(
@@ -126,8 +126,8 @@ def test_readers_keep_up_where_more_of_them_would_and_none_is_idle(work, readers
     for _ in range(int(1800 / EVERY_S)):
         (share,) = job.read([work])
 
-    assert share <= 0.88  # as an average over half a minute sees it
-    # With as many as would be read six tenths of the time, or fewer where they keep up already.
+    assert share <= 0.88  # seen as an average over half a minute
+    # As many as would read six tenths of the time, or fewer if those already keep up.
     assert job.readers_S[0] <= max(1, math.ceil(work / 0.6 + 0.5))
 
 

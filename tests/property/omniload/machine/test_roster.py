@@ -1,4 +1,4 @@
-"""Whatever befalls the members of a plane, in whatever order: nobody is forgotten, nobody speaks beside a lost one."""
+"""Whatever happens to the members of a plane, in any order: each lost one is replaced, and never acts afterwards."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,12 +65,12 @@ class Plane:
                     self.started.add(member)
                     self.living.append(member)
                 case EndMember(member=member):
-                    self.living.remove(member)  # once, and nobody whom it has not started
+                    self.living.remove(member)  # once, and only members that it has started
                     if self.holders.get(member.role) == member:
                         del self.holders[member.role]
                 case HandOver(member=member):
                     assert member in self.living
-                    assert member.role not in self.holders  # whoever held it was ended first
+                    assert member.role not in self.holders  # the previous holder was ended first
                     self.holders[member.role] = member
                 case Abandoned(role=role):
                     del self.wanted[role]
@@ -117,7 +117,7 @@ class Plane:
             self.handle(MembersSeen(now_s=self.now_s, beats=beats, stopped=stopped))
 
     def come_to_rest(self):
-        """Have everybody who is starting come to stand by, until nobody else is started."""
+        """Let every starting member reach stand-by, until no further member is started."""
         before = None
         while before != self.living:
             before = list(self.living)

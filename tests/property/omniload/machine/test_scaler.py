@@ -1,4 +1,4 @@
-"""Loaders follow the load, come to rest under a steady one, and are not moved to and fro by any other."""
+"""The number of loaders follows the load, settles under a steady load, and does not oscillate under any other."""
 
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ MOST = 6
 
 
 class Plane:
-    """Loaders that do what they are told, and sources whose loads the test decides."""
+    """Loaders that obey commands, and sources whose loads the test decides."""
 
     def __init__(self, num_sources, *, least=1, most=MOST):
         self.scaler = Scaler(least=least, most=most, cost_S={})
@@ -106,7 +106,7 @@ def test_under_a_steady_load_loaders_come_to_rest(steady, is_waited):
 
 HOURS_TO_REST = 4
 READS_AT_ONCE = 4
-"""Of a loader: what waits for stores beyond these waits for the others."""
+"""Concurrent reads of a loader: further reads from stores wait for these."""
 
 
 @few(12, soak=200)
@@ -120,7 +120,7 @@ READS_AT_ONCE = 4
 def test_sources_that_wait_for_a_store_come_to_rest_wherever_they_were_moved(
     waits, gives, still_there
 ):
-    """Steady, but for what changes do: as loaders are, so much of what they are to read ahead is there."""
+    """The load is steady except for the effect of changes: read-ahead is as full as the loaders allow."""
     plane = Plane(len(waits))
 
     def filled():

@@ -88,7 +88,7 @@ def simulated(first_read, **world):
 def test_every_step_is_the_one_that_the_mix_alone_decides_and_a_run_resumes_in_another_world(
     world, first_read, at, other
 ):
-    """Each run is looked at from all sides: to have it takes longer than to find what it promises."""
+    """Each run is checked for all promises, because making a run takes longer than the checks."""
     run, digests = simulated(first_read, **world)
 
     assert digests == reference_digests(world["mix"], world["epochs"], num_steps=STEPS)

@@ -1,6 +1,6 @@
 """Shards are left out of a simulated job while it runs: the samples are a function of mix, seed and edits alone.
 
-The model is ``reference_digests``, which filters what is known ahead of a step by the edits of that step.
+The model is ``reference_digests``, which filters the records known before a step by the edits of that step.
 """
 
 from contextlib import suppress
@@ -110,7 +110,7 @@ def test_of_a_shard_only_what_is_begun_is_drawn_and_of_the_others_each_record_on
 def test_steps_are_skipped_of_a_run_that_leaves_shards_out(
     mix, asked, world, other, lengths, skip, data
 ):
-    """What is carried over the skipped steps may be of a shard that is left out where they were."""
+    """Pieces that are carried over the skipped steps may be of a shard that is left out during those steps."""
     plain, _ = simulated(mix, lengths, world, changes=asked)
     history = skipping(plain, *skip)
     for change in (skipped(NAMES[1], 1), skipped(NAMES[2], 2), SetWeights(weights={NAMES[0]: 3})):

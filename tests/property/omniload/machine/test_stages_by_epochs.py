@@ -1,4 +1,4 @@
-"""Stages that wait for epochs begin at one step, whoever runs them: the run is that of a file which says it.
+"""Stages that wait for epochs begin at one step in every run, as if the file named that step.
 
 The model is a file that dates its stages by the steps that were found: it knows no epochs.
 """
@@ -48,7 +48,7 @@ PARTS = [0.3, 0.5, 1, 1.5, 2]
 @st.composite
 def mixes(draw, stop="never"):
     """One or two stages by epochs, behind one by steps or none; each may be ramped to."""
-    # No more of a source than a run that repeats none comes to.
+    # Draw no more of a source than a run that repeats none would reach.
     most = {"each_once": 1, "first_exhausted": 0.5}.get(stop, 2)
     parts = st.sampled_from([part for part in PARTS if part <= most])
 
@@ -127,7 +127,7 @@ def begun(history):
 
 
 def dated(history):
-    """Return the mix of a file that says at which steps the stages begin; those that never did are left out of it."""
+    """Return the mix of a file with the steps at which the stages begin; stages that never began are left out."""
     steps_of, stages = begun(history), []
     for i, stage in enumerate(history.base.mix.stages):
         if stage.from_epochs is None:
@@ -139,7 +139,7 @@ def dated(history):
 
 
 def is_sound(history):
-    """Tell whether a file could say so: where weights are set within a ramp, what follows may begin before its end."""
+    """Return whether a file could say so: if weights are set within a ramp, the next stage may begin before its end."""
     try:
         MixConfig.model_validate(history.base.model_dump())
     except ValidationError as error:
@@ -242,7 +242,7 @@ def test_a_run_that_comes_to_its_end_is_that_of_a_file_with_the_steps_that_were_
 
     try:
         simulation, digests = simulated(mix, lengths, world, edits=history.edits)
-    except ConfigError:  # of a source whose shards are all left out nothing is found
+    except ConfigError:  # a source whose shards are all left out has no records
         assert shard
         return
 
@@ -296,7 +296,7 @@ def test_a_change_of_an_earlier_step_has_later_stages_begin_where_its_own_run_co
     whole = digests[:at] + rest
     assert whole == reference_digests(history, lengths, num_steps=STEPS)
     require_due(history, first.states | second.states, lengths)
-    # From the start, with the history of the folder: nothing is found that was not.
+    # From the start, with the history of the folder: the same beginnings are found.
     replayed, again = simulated(mix, lengths, world, edits=history.edits)
     assert again == whole
     assert replayed.history.edits == history.edits
@@ -316,13 +316,13 @@ def test_steps_and_shards_that_are_skipped_have_stages_begin_where_the_rest_come
         name = data.draw(st.sampled_from(NAMES))
         change = SkipShard(file="a", source=name, number=data.draw(st.integers(0, 2)), of=SHARDS)
     history = history.edited(change, first_step, behind=behind, at_rest=True)
-    # Gone on from there, or from a checkpoint before it.
+    # Resume from there, or from a checkpoint before it.
     at = data.draw(st.sampled_from([step for step in first.states if step <= first_step]))
     state = state_of(first.states[at], history, first.planner.fingerprint)
 
     try:
         second, rest = simulated(mix, lengths, other, state=state, edits=history.edits)
-    except ConfigError:  # of a source whose shards are all left out nothing is found
+    except ConfigError:  # a source whose shards are all left out has no records
         assert isinstance(change, SkipShard)
         return
 

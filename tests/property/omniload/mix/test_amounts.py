@@ -1,6 +1,6 @@
-"""Amounts: of every source exactly what was asked for, whatever ranks, packing, kills and resumes.
+"""Amounts: every source gives exactly the requested amount, whatever ranks, packing, kills and resumes.
 
-The oracle is the data: what the amount comes to is counted off the records, by no code of the package.
+The oracle is the data: the size of an amount is counted from the records, without code of the package.
 """
 
 import json
@@ -81,7 +81,7 @@ def wanted_of(world, source):
         for sub, length in enumerate(rows[position % len(rows)]):
             kept = tokens_of(source, position, sub, length)[: LENGTH if truncates else MANY]
             samples += 1
-            for begin in range(0, len(kept), LENGTH):  # what is drawn at once
+            for begin in range(0, len(kept), LENGTH):  # samples that are drawn at once
                 found.update(kept[begin : begin + LENGTH].tolist())
                 tokens += len(kept[begin : begin + LENGTH])
                 if amount.tokens and tokens >= amount.tokens:

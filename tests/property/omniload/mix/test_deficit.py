@@ -78,9 +78,9 @@ def test_credits_sum_to_zero_and_are_what_the_strays_say(given_draw):
 def by_the_paper(weights_S, columns, budget):
     """WF2Q as Bennett and Zhang have it, in fractions: all flows are backlogged, and the link serves a token a second.
 
-    In the fluid system that it follows every flow is served at its rate at all times, so packet k of a flow starts
-    there when the packets before it are done at that rate, and is done a length over the rate later. Of the packets
-    that have started there, the one that is done first there is served: packet by packet.
+    In the fluid system that it follows, every flow is served at its rate at all times. So packet k of a flow starts
+    there when the packets before it are done at that rate, and is done its length over the rate later. Among the
+    packets that have started there, the one that is done first there is served next, packet by packet.
     """
     rates = [Fraction(weight, WEIGHT_ONE) for weight in weights_S]
     order, served = [], [0] * len(columns)
@@ -161,7 +161,7 @@ def any_draws(draw_from):
     columns = [rng.integers(1, 50, rng.integers(0, known)).astype(np.int32) for _ in range(num)]
     owed = draw_from(st.sampled_from([0, 40, 1 << 20, 1 << 40]))
     credits_S = [int(c) * WEIGHT_ONE // 7 for c in rng.integers(-owed, owed + 1, num)]
-    if draw_from(st.booleans()):  # as they are while no weight changes
+    if draw_from(st.booleans()):  # the values while no weight changes
         credits_S[0] -= sum(credits_S)
     counted = draw_from(
         st.sampled_from(
@@ -196,7 +196,8 @@ def test_samples_served_at_once_are_those_served_one_by_one(asked):
 
 
 def test_samples_of_a_source_that_is_owed_much_are_drawn_until_the_budget_is_reached():
-    # The first are the shortest, so what is served by then is guessed too low; the other source has no weight any more.
+    # The first records are the shortest, so the first estimate of the served samples is too low. The other source has
+    # no weight any more.
     sizes = np.repeat([1, 1000], [90, 10])
 
     drawn = draw(

@@ -1,7 +1,7 @@
 """A journal on a store that loses, repeats, delays and tears puts, and planners that do not know that they are stale.
 
-The model is a text: what planners were told is durable. A store shows every put that was acknowledged, as S3
-and HDFS do; one that was not may come at any later moment, torn even, or never.
+The model is a text: the records that planners know to be durable. A store shows every put that was acknowledged, as
+S3 and HDFS do. A put without acknowledgement may appear at any later moment, even torn, or never.
 """
 
 import hypothesis.strategies as st
@@ -25,7 +25,7 @@ FIRST = b"base\n"
 
 
 class LateStore(MemoryStore):
-    """Loses the answer of a put when it is told to; the put itself comes later, or not at all."""
+    """Loses the answer of a put on command; the put itself appears later, or not at all."""
 
     def __init__(self):
         super().__init__()
@@ -55,9 +55,9 @@ class Planners(RuleBasedStateMachine):
         holder.begin(FIRST)
         self.holder, self.stale = holder, []
         self.durable = FIRST
-        """What was acknowledged."""
+        """The acknowledged text."""
         self.maybe = set()
-        """What may follow: a record whose put was not answered."""
+        """Possible continuations: a record whose put was not answered."""
         self.lines = 0
 
     def a_line(self):
@@ -92,7 +92,7 @@ class Planners(RuleBasedStateMachine):
 
     @rule(back=st.integers(0, 3))
     def take_over(self, back):
-        """Another planner goes on, from the end or from some lines before it."""
+        """Let another planner continue, from the end or from some lines before it."""
         if self.holder is not None:
             self.stale.append(self.holder)
         holder = ObjectStorage(self.store)
@@ -118,7 +118,10 @@ class Planners(RuleBasedStateMachine):
             self.read()
 
     def read(self):
-        for storage in (self.holder, *self.stale):  # merging and removing go on beside
+        for storage in (
+            self.holder,
+            *self.stale,
+        ):  # merging and removing continue in the background
             if storage is not None:
                 storage.close()
         with ObjectStorage(self.store).opened() as file:

@@ -1,4 +1,4 @@
-"""What the order of any source guarantees."""
+"""Guarantees of the order of any source."""
 
 from itertools import pairwise
 
@@ -120,7 +120,7 @@ def test_first_rows_of_a_block_are_uniform_over_epochs():
     st.sampled_from([1, 2, 5, 1 << 15]),
 )
 def test_places_of_draws_are_those_of_a_stable_sort(near, far, at_once):
-    """Wherever what is looked at together ends, also between draws that are alike."""
+    """This must also work if a chunk ends between draws that are equal."""
     # Alike in all bits but a few low ones, or in every bit: what draws of a source are once in a long while.
     draws = np.array([*(high + low for high, low in near), *far], np.uint64)
     patched = pytest.MonkeyPatch()

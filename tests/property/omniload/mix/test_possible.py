@@ -1,4 +1,4 @@
-"""What is refused as a state that no run reaches is none that a run has reached, whatever the mix."""
+"""A state that is refused as unreachable is never one that a run has reached, whatever the mix."""
 
 import json
 

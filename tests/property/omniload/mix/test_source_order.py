@@ -61,7 +61,7 @@ def corpus():
 
 
 def steps_of(order, length, state=None, *, until=STEPS):
-    """Run until a step; return the digests, what the numbers of the sources mean, and the state."""
+    """Run until a step; return the digests, the meaning of the sources' numbers, and the state."""
     (corpus() / "mix.yaml").write_text(a_file(order, length=length))
     mix, folder = load_mix(corpus() / "mix.yaml")
     spec = PlaneSpec(

@@ -1,7 +1,7 @@
-"""A total, amounts and weights in one mix: what each source comes to, checked against exact quotients level by level.
+"""A total, amounts and weights in one mix: the result of each source, checked against exact quotients by level.
 
-The oracle divides nothing itself: it asks of what came out that every level sums to its whole, that each weight has its
-exact part rounded down or up, and that those rounded up have the largest remainders.
+The oracle divides nothing itself. It checks that every level sums to its whole, that each weight has its exact part
+rounded down or up, and that the parts rounded up have the largest remainders.
 """
 
 from fractions import Fraction
@@ -37,7 +37,7 @@ def levels(draw, names, whole, kind, depth=0):
         if len(taken) == 1:
             entries[taken[0]] = own
             continue
-        # What a weight comes to is not known here: as much as it gets at least, see below.
+        # The result of a weight is not known here: it is at least this amount, see below.
         inner = draw(levels(taken, stated or 10_000, kind, depth + 1))
         entries[f"group {taken[0]}"] = {**own, "of": inner}
     return entries
@@ -85,7 +85,7 @@ def test_amounts_are_taken_first_and_weights_share_the_rest_to_the_last_token(nu
     found = {name: getattr(amount, kind) for name, amount in mix.mix.amounts.items()}
     require_divided(entries, whole, kind, sums(entries, found))
     written = {name: {kind: amount} for name, amount in found.items()}
-    # All that holds of amounts holds of it: it is the same mix.
+    # Everything that is true of amounts is true of this mix, because it is the same mix.
     assert mix == a_mix(version=2, sources=NAMES[:num], mix={"amounts": written})
 
 

@@ -1,4 +1,4 @@
-"""What every dealing guarantees, against models too simple to be wrong."""
+"""Guarantees of every dealing, compared with models too simple to be wrong."""
 
 from itertools import product
 from typing import get_args
@@ -38,7 +38,7 @@ def longest_first(costs_N, num_bins):
 
 @st.composite
 def many_bins(draw):
-    """Costs and counts of enough bins for whole rounds: of one scale or of many, with ties."""
+    """Costs and counts of enough bins for whole rounds: of one order of magnitude or of many, with ties."""
     num_bins = draw(st.integers(300, 400))
     rng = np.random.default_rng(draw(st.integers(0, 999)))
     num = draw(st.integers(0, 5 * num_bins))

@@ -103,7 +103,7 @@ class Mesh:
 
 @st.composite
 def a_mesh(draw):
-    """Return names and numbers of a mesh: of axes in any order, rank 0 at its beginning and the others anywhere."""
+    """Return names and numbers of a mesh: axes in any order, rank 0 at the beginning and the others anywhere."""
     sizes = draw(some_sizes(("cp", "dp_shard", "tp", "dp_replicate", "pp", "ep")))
     others = list(range(1, math.prod(sizes.values())))
     numbers = [0, *draw(st.one_of(st.just(others), st.permutations(others)))]
@@ -268,7 +268,7 @@ def test_embeddings_leave_as_they_are_made_where_every_rank_has_rows_of_its_own(
 
 @given(a_step(), a_tree())
 def test_images_are_spread_over_all_ranks_of_the_mesh(rows, tree):
-    """Of each microbatch no rank has more than the mean and its heaviest image: what dealing by cost promises."""
+    """In each microbatch no rank has more than the mean plus its heaviest image, the guarantee of dealing by cost."""
     request, placement, images, *_, offsets, _ = planned(rows, tree)
     costs_I = request.encoder_cost(images.patches_I)
     microbatches_I = placement.microbatches_N[images.rows_I(offsets)]

@@ -1,4 +1,4 @@
-"""Packing and membership: nothing is lost, nothing is trained on twice, nothing depends on what is known."""
+"""Packing and membership: no sample is lost or repeated, and nothing depends on how much metadata is known."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Sources that are packed in ways of their own: what each is promised, beside all others, in every step.
+"""Sources with their own packing: the promises of each, among all others, in every step.
 
 The oracle is a model too simple to be wrong: for each piece it looks at every row, and it cuts token by token.
 """
@@ -60,7 +60,7 @@ def tokens_of(pieces):
 
 
 def by_the_model(mix, carried, fresh):
-    """Return the tokens of each row, and those that are carried."""
+    """Return the tokens of each row, and the carried ones."""
     pieces = [*tokens_of(carried), *tokens_of(fresh)]
     rows, num = [], mix.rows_per_step
     drawn = range(len(carried), len(pieces))
@@ -154,7 +154,7 @@ def test_every_step_keeps_what_each_source_is_promised(mix, drawn):
             if not cuts(mix, s):
                 kept = min(size, LENGTH) if mix.overlong_S[s] == "truncate" else size
                 assert (start % LENGTH, stop) == (0, min(start + LENGTH, kept))
-        # Of a kind that may be cut nothing waits while its rows have room.
+        # Pieces that may be cut never wait while rows of their kind have room.
         waiting = {s for s in step.after.carried.sources_P.tolist() if cuts(mix, s)}
         assert all(full.get(kind_of(mix, s), True) for s in waiting)
         if len(before.carried):

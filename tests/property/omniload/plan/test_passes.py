@@ -1,7 +1,7 @@
-"""Finite runs through all machines: what is trained on, whatever ranks, packing, weights and interruptions.
+"""Finite runs through all machines: the trained tokens, whatever ranks, packing, weights and interruptions.
 
-The oracle is the data: every token of ``tokens_of`` tells which sample it is of, so that
-trained tokens are compared with those of the records, and with no plan.
+The oracle is the data: every token of ``tokens_of`` shows its sample, so trained tokens are compared with those of
+the records and not with a plan.
 """
 
 import json

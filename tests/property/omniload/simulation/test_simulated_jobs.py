@@ -1,4 +1,4 @@
-"""What holds of every simulation, whatever is measured and whatever job it is."""
+"""Promises of every simulation, whatever is measured and whatever the job."""
 
 from dataclasses import replace
 
@@ -85,7 +85,7 @@ def jobs(draw):
 def test_a_rank_in_the_process_of_its_plane_takes_no_step_before_it_is_built(
     messages, builds, read_s, ahead
 ):
-    """A rank is woken by every window that is built, and may have gone on when it wakes."""
+    """A rank is woken by every window that is built, and may have continued by the time it wakes."""
     profile = a_profile()
     slices_s, rows_s = builds
     job = a_job(a_mix(rows=16, runtime={"kind": "local", "prefetch_steps": ahead}), ranks=1)
@@ -104,7 +104,7 @@ def test_a_rank_in_the_process_of_its_plane_takes_no_step_before_it_is_built(
 
 
 def slower(costs, times):
-    """Return costs of which every second is so many times as long."""
+    """Return costs in which every second is ``times`` times as long."""
 
     def of(value):
         return tuple(map(of, value)) if isinstance(value, tuple) else value * times
@@ -116,7 +116,7 @@ def slower(costs, times):
 
 
 def times_slower(profile, times):
-    """Return a profile of which every second is so many times as long."""
+    """Return a profile in which every second is ``times`` times as long."""
     return profile.model_copy(
         update={
             "sources": {name: slower(costs, times) for name, costs in profile.sources.items()},
@@ -152,8 +152,8 @@ def test_no_host_works_more_than_its_cores_and_no_step_is_shorter_than_it_takes(
 @settings(max_examples=5)
 @given(jobs(), profiles(), st.sampled_from([2.0, 8.0]))
 def test_where_everything_takes_longer_time_is_stretched_and_nothing_else(job, profile, times):
-    # A network and a trainer have speeds of their own, and loaders become more as work does. Ranks fetch what they take
-    # in a quarter of a second: all is quick enough for them to have whole windows.
+    # A network and a trainer have speeds of their own, and more work brings more loaders. Ranks fetch the steps of a
+    # quarter of a second at once. All is quick enough for them to have whole windows.
     profile = times_slower(profile, 1 / 64)
     one = job.spec.mix.runtime.model_copy(update={"loaders": 1})
     spec = replace(job.spec, mix=job.spec.mix.model_copy(update={"runtime": one}))

@@ -64,7 +64,7 @@ def written(folder, table, kind, size):
 
 
 def as_shown(tokens, mask, values):
-    """Return what a sample holds, to be compared: no number equals itself where it is none."""
+    """Return the values of a sample in a comparable form, because NaN does not equal itself."""
     return (*map(int, tokens), "|", *map(bool, mask), "|", *map(str, np.float32(list(values))))
 
 
@@ -87,7 +87,7 @@ def test_what_is_sound_comes_as_it_is_written_and_all_else_is_counted(
             "scores": pa.array(columns[2], pa.list_(pa.float64())),
         }
     )
-    # What is left of a slice has offsets that begin anywhere.
+    # The rest of a slice has offsets that do not begin at 0.
     table, left = table.slice(min(cut, len(table) - 1)), given_rows[min(cut, len(given_rows) - 1) :]
     folder = tmp_path_factory.mktemp("columns")
     source = open_source(

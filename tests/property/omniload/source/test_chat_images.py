@@ -1,4 +1,4 @@
-"""Images of conversations: in whichever form they lie, they are those of the text that a template renders by hand."""
+"""Images of conversations: in every form in which they are stored, they equal those of a hand-made rendering."""
 
 import tempfile
 from copy import deepcopy
@@ -37,7 +37,7 @@ chats = st.lists(st.tuples(contents, contents), min_size=1, max_size=3)
 
 
 WORDS = {"marker": "[IMG]", "before": "\n\n(é", "after": ")\n"}
-"""What a processor puts around an image."""
+"""The text that a processor puts around an image."""
 
 
 def rendered(chat, image="<image>"):
@@ -111,7 +111,7 @@ def read(folder, column, images, transforms, row_length, policy="raise"):
         )
     )
     whole = source.read(0, len(column))
-    # Wherever a reading is cut, records give what they give, as a run that resumes there finds them.
+    # Records give the same samples wherever a read is cut, as a resumed run requires.
     cuts = (0, len(column) // 2, len(column))
     parts = [source.read(a, b) for a, b in pairwise(cuts) if a < b]
     for name, column_of in whole.others.items():
@@ -163,7 +163,7 @@ def test_samples_are_those_of_a_text_with_images_that_was_rendered_by_hand(
         for first, count in ours.others["image_places"][i].reshape(-1, 2).tolist():
             marked[first : first + count] = True
         assert np.array_equal(marked, ours.tokens[i] == PLACEHOLDER)
-    # Nor is it cut from what a processor puts around it.
+    # The text that a processor puts around it is not cut either.
     around = image.encode().split(b"<image>")
     for i in range(len(ours.tokens)):
         shown = bytes(ours.tokens[i].astype(np.uint8))
@@ -202,7 +202,7 @@ def test_a_spoilt_conversation_is_a_sample_or_a_bad_record_and_others_stay(chat,
         if key is None:
             break
         if data.draw(st.booleans()):
-            # A copy: what is spoilt next may lie in it, and every example draws from the same list.
+            # A copy, because a later spoil may change it, and every example draws from the same list.
             node[key] = deepcopy(data.draw(spoils))
         else:
             del node[key]

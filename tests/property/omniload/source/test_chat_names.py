@@ -38,12 +38,12 @@ keys = st.sampled_from(["role", "content", "from", "value", "weight", "zażół�
 
 @st.composite
 def corpora(draw):
-    """Return names, conversations of those names, and the same ones in the form that templates know."""
+    """Return names, conversations with those names, and the same conversations in the form that templates know."""
     role, content, *further = draw(st.lists(keys, min_size=2, max_size=5, unique=True))
     called = draw(st.none() | st.lists(texts.filter(len), min_size=4, max_size=4, unique=True))
     of = dict(zip(ROLES, called or ROLES, strict=True))
     messages = st.tuples(st.sampled_from(ROLES), texts, st.lists(texts, min_size=3, max_size=3))
-    # Of keys that templates know, those that the mix does not name are not read.
+    # Among the keys that templates know, those that the mix does not name are not read.
     kept = [key for key in further if key not in ("role", "content")]
     order = draw(st.permutations([role, content, *further]))
     theirs, plain = [], []

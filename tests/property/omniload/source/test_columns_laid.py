@@ -1,4 +1,4 @@
-"""Columns laid end to end as they come: what a concatenation of all of them gives, though each is let go of before."""
+"""Columns laid end to end as they come equal a concatenation of all, although each is freed before the end."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def test_what_is_laid_is_what_came_whatever_was_expected(parts, dtype, expected)
     for part in parts:
         column = Ragged.of([np.array(each, dtype) for each in part], dtype)
         laying.lay(column)
-        column.values_V[:] = 0  # its memory is another's by now
+        column.values_V[:] = 0  # its memory now belongs to another column
     laid = laying.finish()
     patched.undo()
 

@@ -1,4 +1,4 @@
-"""Units of a shard, against a loop over its records; and what a table of units says of one of them."""
+"""Units of a shard, compared with a loop over its records; and the table's entry for one unit."""
 
 import numpy as np
 from hypothesis import given

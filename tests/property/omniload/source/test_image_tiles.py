@@ -65,7 +65,7 @@ def test_tiles_cover_their_image_once_and_each_has_its_words(rows, columns, thum
     assert np.array_equal(np.concatenate(lines), pixels)
     alone = rows * columns == 1
     assert len(words) == len(cut) + 1 + (thumbnail != "none" and not alone)
-    # Wherever the whole stands, words are those of tiles in reading order.
+    # Wherever the whole image stands, the words are those of tiles in reading order.
     said = "".join(
         "".join(f"[{row},{column}]" for column in range(1, columns + 1)) + ";"
         for row in range(1, rows + 1)

@@ -17,7 +17,7 @@ from tests.property.omniload.source.test_records import a_source, contents, samp
 
 
 class Reader:
-    """A reader in this thread, that opens late and is lost as it is told."""
+    """A reader in this thread, that opens late and is lost on command."""
 
     def __init__(self, source, fate):
         self.source, self.fate = source, fate
@@ -166,7 +166,7 @@ def test_a_read_of_a_shuffled_block_is_work_of_every_reader():
 
 def test_readers_that_are_added_take_part_once_all_have_the_source_open_and_the_last_go_first():
     units = [[[u, r] for r in range(8)] for u in range(6)]
-    # The third of those that are asked at the second read opens it until the read after that.
+    # The third reader that is asked at the second read is still opening until the read after that.
     fates = [*["there"] * 4, "opening", *["there"] * 40]
     source, started = divided(lambda: a_source(units, "block", 6)[0], 2, fates)
 
@@ -205,7 +205,7 @@ def test_readers_that_are_to_be_there_at_once_are_started_before_a_read_and_the_
 
 
 class EndedReader(Reader):
-    """A reader that has ended though nobody has asked it for anything, or not."""
+    """A reader that may end although no request is open."""
 
     def facts(self):
         if (fate := next(self.fate)) == "ended":
@@ -216,7 +216,7 @@ class EndedReader(Reader):
 
 
 def ahead_of_reads(fates, readers=3):
-    """A source whose readers are there before a read, and what has a second pass and looks."""
+    """Return a source whose readers are there before a read, its readers, and a look that comes after a second."""
     units, fate, started, clock = [[[u, 1]] for u in range(6)], cycle(fates), [], FakeClock()
 
     def start(number):
@@ -287,7 +287,7 @@ def test_readers_that_a_read_starts_as_the_source_is_closed_end_with_that_read()
     units, started = [[[1], [2]], [[3]]], []
 
     def start(number):
-        source.close()  # by another thread, as where the source moves to another loader
+        source.close()  # called by another thread, as when the source moves to another loader
         started.append(Reader(a_source(units)[0], cycle(["there"])))
         return started[-1]
 
@@ -314,7 +314,7 @@ def test_a_reader_in_place_of_one_that_was_lost_is_started_before_this_process_r
 
 
 def of_blocks(readers, fates):
-    """A source of blocks of six units, with what it and its readers have decoded, each by itself."""
+    """A source of blocks of six units, and the units that it and its readers have decoded, each by itself."""
     held = []
 
     def make():
@@ -329,7 +329,7 @@ def test_readers_beside_one_that_was_lost_decode_nothing_again_and_nobody_waits_
     caplog,
 ):
     caplog.set_level("INFO")
-    # Of the second read the first reader is lost; the one in its place opens the source at the third.
+    # At the second read the first reader is lost; its successor opens the source at the third.
     fates = [*["there"] * 4, "there", "there", "lost", "there", "opening", *["there"] * 60]
     source, started, held = of_blocks(3, fates)
     whole = a_source([[[u, r] for r in range(8)] for u in range(12)], "block", 6)[0]
@@ -353,13 +353,13 @@ def test_readers_beside_one_that_was_lost_decode_nothing_again_and_nobody_waits_
         "a reader was lost, another is started: it was killed",
         "another reader is there for one that was lost",
     ]
-    # Its own two, those two with the two of the lost one, and its own two again.
+    # Its own two, those two together with the two of the lost reader, and its own two again.
     assert (len(own), len({*own})) == (8, 4)
     assert {*lost} < {*own}
 
 
 def test_a_reader_that_is_lost_in_one_place_again_and_again_takes_none_of_the_others_along():
-    """Those that follow it in the same place end as they open; the other reads on, with what this process reads."""
+    """Each successor in the same place ends while it opens; the other reader reads on, with this process's share."""
     units, clock = [[[u, r] for r in range(4)] for u in range(4)], FakeClock()
     steady, started = Reader(a_source(units, "block", 4)[0], cycle(["there"])), []
 
@@ -380,7 +380,7 @@ def test_a_reader_that_is_lost_in_one_place_again_and_again_takes_none_of_the_ot
 
     assert reads(4)[0] == 5
     assert reads(20) == (6, 2, 6, False)
-    assert steady.parts[-1] == Part(1, 2)  # the place that nobody has is done without
+    assert steady.parts[-1] == Part(1, 2)  # the place without a reader is no longer counted
     assert reads(600) == (7, 2, 7, False)
 
 
@@ -411,7 +411,7 @@ def test_readers_that_are_lost_again_and_again_are_done_without():
 
 
 def reading(units, fates, clock):
-    """Return what reads of a source by two come to: how many were started, read, and were lost."""
+    """Return the results of a source with two readers: how many readers were started, read, and were lost."""
     source, started = divided(lambda: a_source(units)[0], 2, fates, clock)
 
     def reads(count, advance_s):

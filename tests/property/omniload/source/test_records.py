@@ -1,4 +1,4 @@
-"""What a source of records guarantees over any format: a fake one that counts its decodes."""
+"""Guarantees of a source of records over any format, shown with a fake format that counts its decodes."""
 
 from itertools import pairwise
 

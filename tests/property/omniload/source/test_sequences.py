@@ -1,4 +1,4 @@
-"""Documents joined to sequences: what the documents of a unit and a length alone decide, and nothing lost.
+"""Documents joined to sequences: the unit's documents and a length decide all, and no token is lost.
 
 The oracle is the recipe ``group_texts`` of Hugging Face's ``run_clm``, less its last line: the rest is not dropped.
 """
@@ -92,7 +92,7 @@ def a_source(
 
 
 def rows_of(block):
-    """Return what is read, a value a sample."""
+    """Return the read values, one for each sample."""
     columns = {"tokens": block.tokens, **block.others}
     keys = zip(block.table.positions_N.tolist(), block.table.subs_N.tolist(), strict=True)
     return [
@@ -113,7 +113,7 @@ def group_texts(examples, block_size):
 def expected_of(plain, order, epoch, length, *, apart=False):
     """Return the sequences of an epoch by position, made of the documents that a source not joined gives of it.
 
-    Where they stay apart each has where another document begins than that of the token before.
+    If documents stay apart, each sequence also has the places where a new document begins.
     """
     n = plain.positions_per_epoch
     found = order.locate(epoch * n, (epoch + 1) * n)

@@ -1,4 +1,4 @@
-"""A shard cache answers what the store holds, within its cap, whatever is read, written anew, damaged or killed."""
+"""A shard cache answers with the store's bytes, within its cap, under reads, rewrites, damage and kills."""
 
 import fcntl
 import os
@@ -39,9 +39,9 @@ def range_in(data, places):
 def in_a_child(work):
     """Do something in a forked process; return its exit status, or minus the signal that ended it.
 
-    An interrupt ends the child too: what it wrote to the folder that is removed then would raise an error in the place
-    of the interrupt, and hypothesis would go on. One that comes during the fork waits: Python passes over what is
-    raised in its calls around a fork.
+    An interrupt ends the child too. Otherwise the child's writes to the folder that is being removed would raise an
+    error that hides the interrupt, and hypothesis would continue. An interrupt that comes during the fork waits,
+    because Python ignores exceptions in its calls around a fork.
     """
     kept = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     if not (child := os.fork()):
@@ -96,7 +96,7 @@ class CacheOfShards(RuleBasedStateMachine):
         self.clock, self.boot = FakeClock(), Path(self.place.name) / "boot"
         self.boot.write_text("1")
         self.patches.enter_context(patch.object(accounts, "_BOOT", self.boot))
-        # As long as ever, by a clock that nobody waits for: not looked at a thousand times.
+        # The pause is as long as ever, but on a clock without waits: the folder is not looked at a thousand times.
         self.patches.enter_context(patch.object(shared_directory, "_PAUSE_S", 0.5))
         if not self.gives_room_ahead:
             self.patches.enter_context(patch.object(os, "posix_fallocate", lambda *_: None))
@@ -174,7 +174,7 @@ class CacheOfShards(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 20))
     def the_machine_loses_its_power(self, number):
-        # What was written to the account last may not have reached the disk.
+        # The last write to the account may not have reached the disk.
         self.caches.clear()
         self.protected.clear()
         (self.folder / "account").write_bytes(self.accounts[number % len(self.accounts)])
@@ -219,7 +219,7 @@ class CacheOfShards(RuleBasedStateMachine):
 
         status = in_a_child(read)
         assert status in {0, -signal.SIGKILL}
-        # What it said that it uses, the process that it was forked from uses.
+        # The parent process uses everything that the fork reported to use.
         self.file(process, name)
 
     @rule(number=st.integers(0, 40), place=PLACES, how=st.sampled_from(["byte", "cut", "gone"]))
@@ -228,7 +228,7 @@ class CacheOfShards(RuleBasedStateMachine):
         if not files:
             return
         file = files[number % len(files)]
-        # What is no copy any more is removed by whoever meets it, and made anew.
+        # A file that is no copy any more is removed by any process that meets it, and is made again.
         self.damaged.add(file.stem)
         self.protected.discard(file.stem)
         at = int(place * (file.stat().st_size - 1))

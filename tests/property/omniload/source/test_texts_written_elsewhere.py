@@ -21,13 +21,13 @@ from tests.support.plane.sources.every_order import (
 from tests.support.plane.sources.packed import PACKED, written
 from tests.support.plane.sources.source_contract import expected_tokens
 
-# What `str.splitlines` takes for the end of a line and no format does, beside what formats write with care.
+# Characters that `str.splitlines` takes for the end of a line and no format does, and those that formats escape.
 letters = st.sampled_from('ab é\u2028\u2029\x85\x1c\x0b\x0c\x7f\ufeff\U0001f600\0\t\r\n\\/",;|')
 texts = st.text(letters, max_size=8)
 
 
 def record_of(text):
-    """Return the sample of a text; of what was no UTF-8 there is none."""
+    """Return the sample of a text; None if the text is not valid UTF-8."""
     try:
         return expected_tokens(text) if text.encode() else ()
     except UnicodeEncodeError:
@@ -124,7 +124,7 @@ def test_lines_of_json_hold_what_python_finds_in_them(tmp_path, data):
         found = found.removeprefix(b"\xef\xbb\xbf") or b"\n" * bool(found)
         expected += map(text_of_line, io.BytesIO(found))
     if expected:
-        # Parts of what is compressed are not read in any order: the mix is refused.
+        # Parts of a compressed file are not read in any order: the mix is refused.
         methods = [each for each in METHODS if each != "units" or not suffix]
         unit = data.draw(UNITS)
         require_records(held, expected, data.draw, methods=methods, type="jsonl", unit=unit)
@@ -216,7 +216,8 @@ def test_a_file_of_text_is_what_python_reads_without_changing_its_line_ends(tmp_
     for i, content in enumerate(data.draw(contents)):
         (held / f"{i}.txt").write_bytes(content)
         try:
-            # Whole: of a mark that is cut off a stream of Python makes nothing, where all else cut off is a fault.
+            # The whole text: Python's stream ignores a byte order mark that is cut off, while any other cut is a
+            # fault.
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError:
             text = None

@@ -157,7 +157,7 @@ def entries(cache):
 
 
 END = 2 * RECORDS + 12
-"""Of what is read: behind the first epoch."""
+"""End of the read: after the first epoch."""
 cuts = st.lists(st.integers(0, 2 * RECORDS), max_size=8).map(lambda x: sorted({0, *x, END}))
 
 

@@ -100,9 +100,11 @@ def test_documents_of_an_indexed_data_set_are_the_sequences_that_it_says(tmp_pat
     dtype = np.dtype(MEGATRON_CODES[code])
     for shard in range(data.draw(st.integers(1, 2))):
         ids = drawn_ids(data.draw, dtype)
-        ids[:1] = np.abs(ids[:1])  # a file that begins with -1 is told as a stream of Arrow
+        ids[:1] = np.abs(ids[:1])  # a file that begins with -1 is reported as a stream of Arrow
         bounds = st.lists(st.integers(0, len(ids)), max_size=6)
-        firsts = np.array([0, *sorted(data.draw(bounds)), len(ids)])  # of sequences, some empty
+        firsts = np.array(
+            [0, *sorted(data.draw(bounds)), len(ids)]
+        )  # bounds of sequences, some empty
         count = len(firsts) - 1
         inner = st.lists(st.integers(0, count), max_size=5)
         documents = [0, *sorted(data.draw(inner)), count]

@@ -1,4 +1,4 @@
-"""What a line of JSONL holds depends on its bytes alone: neighbours, units and compression are nothing to it."""
+"""The record of a line of JSONL depends on its bytes alone, and not on neighbours, units and compression."""
 
 import gzip
 import json
@@ -230,7 +230,7 @@ def test_raise_blames_the_first_bad_line_by_its_number(opened, content):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example([b"MMIDIDX\x00\x00"])
 def test_skip_drops_exactly_the_bad_lines_and_counts_them(tmp_path_factory, content):
-    # The first line shows what the file is: one that begins as an index of Megatron's is refused as such.
+    # The first line shows the kind of the file: a file that begins like an index of Megatron is refused as such.
     content = [b'{"text": "of JSON"}', *content]
     folder = tmp_path_factory.mktemp("skip")
     (folder / "a.jsonl").write_bytes(b"".join(line + b"\n" for line in content))
@@ -372,7 +372,7 @@ def test_texts_of_many_lines_are_those_of_each_or_are_left_to_a_closer_look(
 
     if texts is not None:
         assert [text.encode() for text in texts] == [alone(line) for line in lines]
-        # The reader of Python is lenient in what is left to a closer look alone.
+        # Python's reader is lenient exactly with the texts that are left to a closer look.
         assert texts == [json.loads(line, parse_int=float)["text"] for line in lines]
 
 

@@ -1,4 +1,4 @@
-"""Lines of token ids: what a line gives depends on its bytes alone, and is what Python's own reader finds in it."""
+"""Lines of token ids: the record of a line depends on its bytes alone, and equals that of Python's own reader."""
 
 import json
 
@@ -45,7 +45,7 @@ def is_text(each):
 
 
 def wanted(line):
-    """Return what a line gives by Python's own reader, each column as a list; ``None`` of a bad one."""
+    """Return the record of a line by Python's own reader, each column as a list; ``None`` for a bad line."""
     if not line.strip():
         return {"ids": [], "mask": [], "weights": [], "kinds": []}
     held = json.loads(line)
