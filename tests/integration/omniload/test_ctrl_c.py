@@ -87,7 +87,7 @@ class Script:
             env={**os.environ, "TEST_OF_CTRL_C": self.mark},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            bufsize=0,  # else lines behind those that are taken are read with them, and nobody has them
+            bufsize=0,  # otherwise later lines would be read into a buffer and lost
             start_new_session=True,
         )
         self.steps = []
@@ -100,7 +100,7 @@ class Script:
             count -= 1
 
     def end(self):
-        """Wait until it and all that it started have ended; return its exit code and what it said."""
+        """Wait until it and all that it started have ended; return its exit code and its output."""
         told, said = self.process.communicate(timeout=LIMIT_S)
         # It may be interrupted within a line, of which the rest is never printed.
         whole, _, _ = told.decode().rpartition("\n")
@@ -123,14 +123,14 @@ class Script:
 
 
 def steps_of(folder, count):
-    """Return what a run that nobody ended has in its first steps."""
+    """Return the first steps of an uninterrupted run."""
     with omniload.open(folder / "mix.yaml", arrays="numpy", runtime="local") as loader:
         batches = [loader.next_batch(timeout=LIMIT_S) for _ in range(count)]
     return [f"{batch.step} {batch.tokens.tolist()}\n" for batch in batches]
 
 
 def resumed(folder, count):
-    """Return steps of a run that goes on from the last state kept."""
+    """Return the steps of a run that resumes from the last saved state."""
     again = Script(folder)
     again.take(count)
     again.process.send_signal(signal.SIGINT)
@@ -148,7 +148,7 @@ def test_ctrl_c_ends_a_loop_with_all_that_it_started_and_a_resume_has_the_next_s
     assert code == -signal.SIGINT, said
     assert said.count("Traceback") == 1, said
     assert said.endswith("\nKeyboardInterrupt\n"), said
-    # One that it had in hand as it was ended may be kept, and not be told.
+    # A step that was in progress when the process ended may be saved but not reported.
     kept = json.loads((folder / "state").read_text())["step"]
     assert kept - len(script.steps) in {0, 1}
     wanted = steps_of(folder, kept + 3)

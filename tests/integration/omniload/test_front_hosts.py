@@ -186,11 +186,11 @@ sys.argv = [{str(RANK)!r}, "mix.yaml", '{{"steps": 4}}']
 with open(f"rank-{{os.environ['RANK']}}", "w") as out, contextlib.redirect_stdout(out):
     runpy.run_path(sys.argv[0], run_name="__main__")
 """
-"""What stands for the page's ``train.py``, and says besides which of this machine's Rays is that of its host."""
+"""A stand-in for the page's ``train.py``, which also selects the Ray of its host on this machine."""
 
 
-# Of nodes that users start each takes 20 s of a processor. `make test` has ranks on the nodes of a given Ray elsewhere
-# (test_served_hosts), and the page's script for Slurm (test_external_launchers).
+# Each node that a user starts takes 20 s of processor time. `make test` covers ranks on the nodes of a given Ray
+# elsewhere (test_served_hosts), and the page's script for Slurm (test_external_launchers).
 @pytest.mark.soak
 @pytest.mark.parametrize("begun", [bare_nodes, users_nodes])
 def test_the_pages_launcher_for_a_ray_that_runs_already_uses_both_hosts_and_the_ray_outlives_it(
@@ -201,7 +201,7 @@ def test_the_pages_launcher_for_a_ray_that_runs_already_uses_both_hosts_and_the_
     (scratch / "launch.py").write_text(launcher)
     (scratch / "train.py").write_text(TRAIN)
     content = yaml.safe_load(mix.read_text())
-    # Each process of a role loads all that it needs there: of two sources, one loader.
+    # Each process of a role loads all its modules there, so two sources have one loader.
     content["runtime"] |= {"kind": "ray", "address": "auto", "loaders": 1}
     for source in content["sources"].values():
         source["path"] = str(mix.parent / source["path"])

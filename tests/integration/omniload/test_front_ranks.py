@@ -75,7 +75,7 @@ def two(port, **more):
 @pytest.mark.soak
 @pytest.mark.started_for_real
 def test_two_processes_of_torchrun_share_the_samples_of_one(mix, alone):
-    """With Ray and the process group there before omniload is imported."""
+    """Ray and the process group exist before omniload is imported."""
     found = torchrun(COLD_PYTHON, mix, steps=4, plan="ray first, group first")
 
     assert samples(found) == alone
@@ -97,7 +97,7 @@ def test_tensor_parallel_peers_are_handed_the_batches_and_states_of_the_rank_tha
     assert samples([by_rank[0], by_rank[2]]) == alone
     for fetches, follows in ((0, 1), (2, 3)):
         assert by_rank[follows]["seen"] == by_rank[fetches]["seen"]
-        # Beside the training: each place has its own rows, also behind an evaluation that was left.
+        # During the training: each place has its own rows, also after an evaluation that was left early.
         assert by_rank[follows]["held_out"] == by_rank[fetches]["held_out"]
     with omniload.open(evaluates, split="eval", rank=0, world_size=1, arrays="numpy") as loader:
         of_one = samples([{"seen": [[batch.step, batch.tokens.tolist()] for batch in loader]}])
@@ -120,7 +120,7 @@ def test_peers_that_all_train_on_the_same_rows_are_served_by_threads_of_the_firs
 
 
 def test_ranks_that_a_process_group_alone_knows_share_the_samples_of_one(warm_python, mix, alone):
-    """As of ``mp.spawn``: no variable says that there are others."""
+    """As with ``mp.spawn``: no variable shows that there are others."""
     place = f"tcp://127.0.0.1:{free_port()}"
     variables = [{"NUMBER": str(number), "PLACE": place} for number in range(2)]
 

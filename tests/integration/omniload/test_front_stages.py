@@ -56,7 +56,7 @@ def test_stages_that_get_their_own_columns_train_as_whole_batches_do(warm_python
 
     ranks = {result["rank"]: result for result in results_of(done.stdout)}
     assert len(ranks) == 4, done.stderr[-3000:]
-    # Of each tensor-parallel peer the ranks of both stages, along dp.
+    # For each tensor-parallel peer, the ranks of both stages, along dp.
     numbers = np.arange(4).reshape(sizes)
     lines = [(numbers[:, 0, tp].tolist(), numbers[:, 1, tp].tolist()) for tp in range(sizes[2])]
     first, last = fresh()
@@ -78,13 +78,13 @@ def test_stages_that_get_their_own_columns_train_as_whole_batches_do(warm_python
                 found.update(ranks[rank]["gradient"])
             assert {i: found[i] for i in wanted} == pytest.approx(wanted, rel=1e-6, abs=1e-12)
 
-    # The states of all are those of one process, which goes on from them with the whole batches.
+    # All have the states of one process, which resumes from them with the whole batches.
     assert all(result["states"] == ranks[0]["states"] for result in ranks.values())
     with omniload.open(mix, rank=0, world_size=1, steps=3, state=ranks[3]["states"][1]) as loader:
         (again,) = loader
     assert again.tokens.tolist() == whole[2].tokens.tolist()
 
-    # So has each its columns where rank 0 deals batches, beside the training.
+    # Each rank also has its columns if rank 0 deals batches, during the training.
     with omniload.open(evaluated, split="eval", rank=0, world_size=1) as loader:
         alone = list(loader)
     assert len(alone) > 1

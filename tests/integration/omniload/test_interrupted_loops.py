@@ -1,4 +1,4 @@
-"""A loop that Ctrl-C interrupts, wherever it can come between the asking and the batch, and that goes on."""
+"""A loop that Ctrl-C interrupts at every possible place between request and batch, and that continues."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ from trainer_integration.loader import mixes
 from trainer_integration.loader.data_loader import DataLoader
 
 PLACES = {"call", "c_return"}
-"""Where Python looks for signals: as a function begins, and behind a call of C."""
+"""Events at which Python looks for signals: the start of a function, and the return of a C call."""
 INSIDE = {
     *(contextlib.__file__, client.__file__, turns.__file__, loader.__file__),
     *(mixes.__file__, peers.__file__),
@@ -310,7 +310,7 @@ OF_SAMPLERS = {
 
 
 def some_right(prompts):
-    """Return two rewards of each prompt: of every third of a source one right, of others all or none."""
+    """Return two rewards of each prompt: one right for every third of a source, all or none right for the others."""
     return [[[1, 1], [0, 0], [1, 0]][prompt.key[1] % 3] for prompt in prompts]
 
 

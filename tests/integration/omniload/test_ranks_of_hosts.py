@@ -1,4 +1,4 @@
-"""A rank that ends on another host than the planner, which is lost beside it: hosts are namespaces of the network.
+"""A rank ends on another host than the planner, and the planner is lost too; hosts are network namespaces.
 
 The wire between them is a slow one.
 """
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.ray
 PROCESS = ROOT / "tests" / "support" / "plane" / "processes" / "served_rank.py"
 AHEAD = 4
 LATE_S = 120
-"""Many times as long as a rank without heartbeats is taken for silent: what a rank waits for that nobody helps."""
+"""Many times the limit of a rank's heartbeats: the wait of a rank without help."""
 LIMIT_S = 240
 
 
 @pytest.fixture
 def ranks(hosts, tmp_path, scratch, warm_python):
-    """A rank beside the planner, and two on the other host, of which the first has begun that host's node of Ray."""
+    """A rank next to the planner, and two on the other host; the first of these has started that host's node of Ray."""
     mix = a_mix_file(tmp_path, loaders=1, prefetch_steps=AHEAD, batch_timeout=LATE_S)
     content = yaml.safe_load(mix.read_text())
     content["batch"]["tokens"] = 3 * content["batch"]["micro_tokens"]

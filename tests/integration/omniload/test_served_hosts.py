@@ -28,7 +28,7 @@ from tests.support.plane.two_hosts import (
 pytestmark = pytest.mark.ray
 PROCESS = ROOT / "tests" / "support" / "plane" / "processes" / "served_rank.py"
 RESOURCES = "RAY_OVERRIDE_RESOURCES"
-"""By which Ray is told what else a node has, beside ``ray start --resources``."""
+"""Variable by which Ray gets further resources of a node, in addition to ``ray start --resources``."""
 GROUP = """
 import sys, ray
 ray.init(sys.argv[1], namespace="of the user")
@@ -102,7 +102,7 @@ def kill_raylet(host):
 
 
 def said_of_its_raylet(rank):
-    """Have a rank go on until it says why it ends, and wait until it has."""
+    """Let a rank run until it names the reason for its end, and wait until it has ended."""
     rank.tell("next")
     while "error" not in (said := rank.told()):  # a process that is killed ends a moment later
         rank.tell("next")
@@ -134,7 +134,10 @@ def hosts_of(scratch, ranks):
 
 @pytest.fixture
 def served(warm_python):
-    """What serves a plane: see ``serving``. Ranks that are started for real are in ``test_stopped_hosts.py``."""
+    """Return the context manager that serves a plane: see ``serving``.
+
+    Ranks started for real are in ``test_stopped_hosts.py``.
+    """
     return partial(serving, warm_python.path)
 
 
@@ -243,7 +246,7 @@ def test_a_rank_of_large_batches_whose_own_raylet_is_killed_is_told_so_and_not_e
     hosts, mix, scratch, served
 ):
     content = yaml.safe_load(mix.read_text())
-    # Of a hundred kilobytes and more for each rank: smaller answers come without a raylet.
+    # Batches of a hundred kilobytes and more for each rank, because smaller answers come without a raylet.
     content["pack"]["length"], content["batch"] = 1024, {"tokens": 1 << 17, "micro_tokens": 8192}
     large = mix.with_name("large.yaml")
     large.write_text(yaml.safe_dump(content))
@@ -257,7 +260,7 @@ def test_a_rank_of_large_batches_whose_own_raylet_is_killed_is_told_so_and_not_e
                 step_of([stays, lost])
 
             kill_raylet(there)
-            # A rank that is taking a batch in at that very moment is ended within Ray, which nobody can keep from it.
+            # A rank that is receiving a batch at that moment is ended within Ray, which cannot be prevented.
             with suppress(EndedError):
                 said = said_of_its_raylet(lost)["message"]
                 break
@@ -266,7 +269,7 @@ def test_a_rank_of_large_batches_whose_own_raylet_is_killed_is_told_so_and_not_e
 
 @pytest.fixture
 def served_in_a_ray_of_others(warm_python):
-    """What serves one in a Ray that runs already; see ``serving_in_a_ray_of_others``."""
+    """Return the context manager that serves a plane in a running Ray; see ``serving_in_a_ray_of_others``."""
     return partial(serving_in_a_ray_of_others, warm_python.path)
 
 
@@ -274,7 +277,7 @@ def served_in_a_ray_of_others(warm_python):
 def serving_in_a_ray_of_others(python, hosts, mix, scratch, has_group=False, **runtime):
     """A node of a Ray on each host, and a plane of two ranks there; gives what starts ranks, and the nodes.
 
-    Behind those is what has a placement group, where there is to be one.
+    If ``has_group`` is set, these are followed by the process that holds the placement group.
     """
     content, given = yaml.safe_load(mix.read_text()), scratch / "given.yaml"
     content["sources"] = {  # they are named from the folder of the mix
@@ -309,7 +312,7 @@ def test_in_a_ray_that_runs_already_ranks_join_from_each_of_its_hosts_and_hear_o
         ranks = [join(host, rank, 2) for rank, host in enumerate(hosts)]
         seen = dict([step_of(ranks)])
         wait_for(scratch, "loader-0", ADDRESSES[1])
-        # Which takes the group away, and all that is in it.
+        # This removes the group, and everything in it.
         nodes.pop().communicate(timeout=LIMIT_S)
         seen |= dict(step_of(ranks) for _ in range(STEPS // 2 - 1))
         wait_for(scratch, "loader-0+", ADDRESSES[0])

@@ -21,11 +21,11 @@ from tests.support.plane.two_hosts import ADDRESSES, cut, end_all_on, mend, on, 
 pytestmark = pytest.mark.ray
 PROCESS = ROOT / "tests" / "support" / "plane" / "processes" / "served_rank.py"
 APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-"""Puts a command into numbers of processes of its own: what is on one machine here would see all of it otherwise."""
+"""Command that gives a host its own process numbers; on one machine it would otherwise see all processes."""
 AHEAD = 8
-"""Steps: more than are built when a role is stopped, so that ranks have them of whoever follows."""
+"""Steps ahead: more than are built when a role is stopped, so ranks get later steps from its successor."""
 NEVER_S = 600.0
-"""A heartbeat that is missing is not what a stopped role is noticed by."""
+"""Limit of heartbeats so long that a stopped role is not noticed by a missing one."""
 LIMIT_S = 120
 ASTRAY_S = 40
 """Behind two starts on another host than was asked for, and the next one, half a minute later."""
@@ -39,7 +39,7 @@ def mix(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def steps(mix):
-    """What each step holds in one process that nothing happens to."""
+    """Return the samples of each step in one undisturbed process."""
     words = [sys.executable, str(RANK), str(mix), json.dumps({"steps": 16 * AHEAD})]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=True)
     return samples(results_of(done.stdout))
@@ -50,7 +50,7 @@ class AstrayError(Exception):
 
 
 class Job:
-    """A rank on each host, each of which takes a step when it is told to."""
+    """A rank on each host, each of which takes a step on command."""
 
     def __init__(self, hosts, mix, scratch):
         self.hosts, self.scratch, self.said = hosts, scratch, scratch / "said"
@@ -93,7 +93,7 @@ class Job:
         return self.said.read_text()
 
     def wait_for(self, pattern):
-        """Wait for a line of the job; return what the pattern found in it."""
+        """Wait for a line of the job; return the match of the pattern in it."""
         until_s = time.monotonic() + LIMIT_S
         while not (found := re.findall(pattern, self.log())):
             assert time.monotonic() < until_s, f"no {pattern} in {self.log()[-6000:]}"
@@ -136,11 +136,11 @@ class Job:
             time.sleep(0.05)
 
     def stop(self, role):
-        """Stop a role and go on for more steps than were ahead, once the role is seen to be stopped and replaced."""
+        """Stop a role, wait until it is noticed and replaced, and take more steps than were ahead."""
         process = self.process_of(role)
         number = number_inside(process)
         process.send_signal(signal.SIGSTOP)
-        # Without its number where its host has not told a heartbeat of it yet.
+        # The line has no number if the role's host has not reported a heartbeat of it yet.
         self.wait_for(
             rf"{re.escape(role)} is replaced: (?:its process|process {number}) is stopped"
         )
@@ -194,11 +194,11 @@ def test_each_role_of_a_job_of_two_hosts_that_is_stopped_is_noticed(hosts, mix, 
         for role in ("planner", "constructor-0", "planner+1"):
             job.stop(role)
 
-        # Whoever looks for stopped processes there, and a role at once: another one looks.
+        # The process that looks for stopped processes there, and a role at the same time: another one looks.
         job.watch().send_signal(signal.SIGSTOP)
         job.stop("constructor-1")
 
-        # All wait for a rank, and those that wait say for which.
+        # All wait for a rank, and the roles that wait name it.
         rank = job.process_of("rank dp=1")
         rank.send_signal(signal.SIGSTOP)
         job.tell(1)
@@ -219,12 +219,12 @@ def test_each_role_of_a_job_of_two_hosts_that_is_stopped_is_noticed(hosts, mix, 
     assert seen.items() <= steps.items()
 
 
-@pytest.mark.soak  # 20 s, and 40 for each Ray that does not do as it is told
+@pytest.mark.soak  # 20 s, and 40 for each Ray that does not respect affinity
 def test_a_shadow_on_another_host_that_is_stopped_is_replaced_and_so_is_the_loader_it_became(
     hosts, mix, scratch, steps
 ):
-    # Ray may start what is sent to a host that it has just heard of on the opener's, again and again: then shadows
-    # stay at home for a while, as they should, and another job is tried.
+    # Ray may start actors for a newly joined host on the opener's host, again and again. Shadows then stay at home
+    # for a while, as they should, and another job is tried.
     for number in range(3):
         (folder := scratch / str(number)).mkdir()
         with a_job(hosts, mix, folder) as job:

@@ -120,7 +120,7 @@ def test_a_raylet_that_is_killed_is_named_at_once():
     with pytest.raises(UnavailableError, match=f"its raylet, process {process.pid}, has ended"):
         raylet.check()
     raylet.close()
-    Raylet(process.pid).check()  # one that is not seen is not told of
+    Raylet(process.pid).check()  # a raylet that cannot be seen is not reported
 
 
 def test_a_process_without_a_ray_has_no_raylet():

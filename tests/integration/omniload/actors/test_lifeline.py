@@ -23,7 +23,7 @@ signal.pause()
 
 
 def ended(end):
-    """Return what the end says once the kernel has brought the news, for which a busy machine may take its time."""
+    """Return the end's state once the kernel has delivered the news, which may take a while on a busy machine."""
     until_s = time.monotonic() + 60
     while time.monotonic() < until_s:
         try:
@@ -35,7 +35,7 @@ def ended(end):
 
 
 def lives(end):
-    """Tell whether the end says nothing, also a moment later."""
+    """Return whether the end reports nothing, even a moment later."""
     for _ in range(10_000):
         end.check()
     return True
@@ -83,7 +83,7 @@ def test_ends_that_have_gone_leave_room_for_others(monkeypatch):
 
 
 class Aborting(socket.socket):
-    """A listener to which the kernel tells once that a connection is gone before it was taken."""
+    """A listener to which the kernel reports once that a connection ended before it was accepted."""
 
     aborts = 1
 

@@ -197,7 +197,8 @@ def test_bad_records_that_may_be_skipped_are_counted(tmp_path):
         return (REGISTRY.get_sample_value(*key) or 0) - before
 
     with LocalPlane(a_spec(tmp_path, mix)) as plane, Client(plane.handle(0)) as client:
-        # Once the rank has taken their steps, which it tells once in many of these small ones.
+        # The samples are counted once the rank has reported their steps; with these small steps it reports once for
+        # many.
         steps = iter(client.next_batch, None)
         assert any(counted() >= 6 for _ in islice(steps, 1_000))
 
@@ -210,7 +211,8 @@ def test_bad_records_count_as_they_lie_before_the_next_one_whatever_is_read_ahea
     runtime = mix.runtime.model_copy(update={"prefetch_steps": ahead})
     mix = mix.model_copy(update={"runtime": runtime})
     run, state = tmp_path / "run", None
-    # Each begins some steps before the one before it had planned: what it had read and counted comes again.
+    # Each life begins some steps before the last planned step of the previous one, so their reads and counts come
+    # again.
     for steps in (3, 1, 2, 30, 4):
         spec = a_spec(tmp_path, mix, run_dir=run, state=state)
         with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
@@ -266,7 +268,7 @@ def test_more_bad_records_than_allowed_stop_a_run_at_one_step_however_often_it_i
 
     assert 1 < len(steps) < 100
     assert resumed == steps
-    # Which other one it tells of hangs on what was read ahead.
+    # The other source that the message names depends on the read-ahead.
     assert last.split("; what")[0] == end.split("; what")[0]
 
 

@@ -1,4 +1,4 @@
-"""What Ray says, on two nodes, of actors that are killed, interrupted, lost with their node, or never had one."""
+"""Ray's errors, on two nodes, for actors that are killed, interrupted, lost with their node, or never had a process."""
 
 import json
 import sys

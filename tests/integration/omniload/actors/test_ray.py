@@ -66,7 +66,7 @@ def scores_in(batches):
 
 
 def fails_after_prefetched(client):
-    """Take batches until an error comes; what was built before it may come first."""
+    """Take batches until an error comes; batches that were built earlier may come first."""
     return list(islice(client, 100))
 
 
@@ -92,7 +92,7 @@ def listening():
 
 
 def processes_of(mark):
-    """Return this process and those of its planes: by parents too, as titles of Ray's agents overwrite their marks."""
+    """Return this process and those of its planes, also by parents: titles of Ray's agents overwrite their marks."""
     marked = {p.pid for p in every_process() if mark in marks_of(p)}
     return marked | {p.pid for p in psutil.Process().children(recursive=True)} | {os.getpid()}
 
@@ -142,7 +142,10 @@ def test_two_ranks_get_the_steps_of_a_local_run_though_roles_are_killed_and_stop
         for role, number in (
             ("loader-0", signal.SIGKILL),
             ("loader-1", signal.SIGSTOP),
-            ("constructor-0", signal.SIGTERM),  # as a person, or who preempts a job, ends a process
+            (
+                "constructor-0",
+                signal.SIGTERM,
+            ),  # the signal by which a person or a pre-empted job ends a process
             ("planner", signal.SIGKILL),
             ("constructor-1", signal.SIGSTOP),
             ("planner", signal.SIGSTOP),
@@ -297,7 +300,7 @@ def test_a_ray_whose_inside_has_changed_is_started_by_its_promised_way(tmp_path,
     )
     monkeypatch.undo()
     monkeypatch.setattr("omniload.actors.ray.cluster.start_node", lambda _: None)
-    # Of one loader: each process of a role loads all that it needs here, which takes seconds.
+    # One loader, because each process of a role loads all its modules here, which takes seconds.
     mix = with_runtime(a_mixed_corpus(tmp_path), loaders=1)
     expected = [batch_digest(batch) for batch in local_steps(a_spec(tmp_path, mix))]
 
@@ -327,7 +330,7 @@ def test_no_process_is_started_that_no_data_plane_asks_and_no_other_user_or_host
         titles = {line[0] for line in lines_of(ours)}
         lines = [" ".join(line) for line in lines_of(ours - {os.getpid()})]
         places = {(pid, address) for pid, address in listening() - before if pid in ours}
-        # Who runs tasks of their own beside the plane may give them an environment: Ray's agent is there then.
+        # A user who runs tasks next to the plane may give them an environment; Ray's agent exists then.
         asked = ray.remote(lambda: os.environ.get("OF_A_TASK"))
         with_environment = asked.options(runtime_env={"env_vars": {"OF_A_TASK": "1"}}).remote()
         assert ray.get(with_environment, timeout=120) == "1"

@@ -1,4 +1,4 @@
-"""The stand-in for an agent of Ray: it becomes the agent once it is asked, and nobody else gets the port meanwhile."""
+"""The stand-in for an agent of Ray: it becomes the agent on the first request, and keeps its port until then."""
 
 import socket
 import subprocess
@@ -32,7 +32,7 @@ print(bound(0), "|", bound(1))
 @pytest.fixture
 def stand_in():
     with socket.socket() as held:
-        # Bound until it listens there: a port that was let go of may be given to anybody meanwhile.
+        # The port is bound until the agent listens there, because a released port may be given to any process.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]

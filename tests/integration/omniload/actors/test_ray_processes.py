@@ -1,4 +1,4 @@
-"""Processes of other members: their end is told at once, and to nobody who has let go of them."""
+"""Processes of other members: their end is reported at once, and only to watchers that have not released them."""
 
 import os
 import queue
@@ -31,7 +31,7 @@ print(begun.native_id, flush=True)
 begun.join()
 threading.Event().wait()
 """
-"""Ends its thread once it is told a line, and goes on."""
+"""Ends its thread when it reads a line, and continues."""
 WITHOUT_HUGE_PAGES = """
 from pathlib import Path
 from omniload.base.linux.calls import forgo_huge_pages
@@ -48,7 +48,7 @@ def wait_until(done):
 
 
 def are_threads_watched():
-    """Tell whether this Linux tells of the end of a single thread."""
+    """Return whether this Linux reports the end of a single thread."""
     begun = threading.Event()
     thread = threading.Thread(target=begun.wait)
     thread.start()
@@ -120,7 +120,7 @@ def test_one_that_is_stopped_is_told_from_one_that_is_let_run_now_and_then(start
     stop()
     assert [held.is_stopped() for _ in range(3)] == [True] * 3
     seen = []
-    for _ in range(3):  # as cpulimit does, and every look falls on a part in which it is stopped
+    for _ in range(3):  # as cpulimit does; every look finds the process stopped
         go_on()
         wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING)
         stop()
@@ -226,7 +226,7 @@ def test_no_ray_is_started_where_its_processes_could_not_meet_or_would_stand_in_
     tmp_path, monkeypatch
 ):
     own = {"object_store_bytes": 100 << 20, "workers": 1}
-    nowhere = Listening(address="192.0.2.1")  # for documentation: no host has it
+    nowhere = Listening(address="192.0.2.1")  # an address for documentation: no host has it
     with pytest.raises(ConfigError, match=r"cannot reach each other at 192\.0\.2\.1"):
         PrivateCluster(**own, listening=nowhere)
 

@@ -66,7 +66,7 @@ def test_two_threads_join_a_plane_at_once_and_have_the_steps_of_a_local_run(tmp_
             input=plane.address.model_dump_json(),
         )
 
-    # A thread that fails is told of there alone; a busy machine is too.
+    # A thread that fails is reported only there; a busy machine is reported there too.
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     assert json.loads(done.stdout) == local

@@ -94,7 +94,7 @@ def test_a_constructor_that_a_rank_cannot_reach_is_asked_again_and_hands_out_the
             limit_s=LIMIT_S,
             input=plane.address.model_dump_json(),
         )
-        assert plane.pids() == pids  # nobody was replaced
+        assert plane.pids() == pids  # no role was replaced
 
     assert done.returncode == 0, done.stderr[-3000:]
     steps, told = json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""Processes of a node's workers, forked from one that is begun before: with a Ray that only says what it is."""
+"""Processes of a node's workers, forked from a prepared one: with a fake Ray that only prints its identity."""
 
 import json
 import os
@@ -38,7 +38,7 @@ WITHIN_S = 120
 
 
 class Node:
-    """Where workers are started, as an opener and a raylet do."""
+    """A node whose workers are started as an opener and a raylet start them."""
 
     def __init__(self, folder):
         self.folder, self.started, self.held = folder, [], []
@@ -78,7 +78,7 @@ class Node:
         return process
 
     def told(self):
-        """Return what the next worker says of itself; it ends with the node."""
+        """Return the report of the next worker; the worker ends with the node."""
         connection, _ = self.listener.accept()
         self.held.append(connection)
         with connection.makefile() as words:
@@ -126,7 +126,7 @@ def lasting_node(tmp_path_factory):
 
 
 def ended(pid):
-    """Tell whether a process that is no child of ours ends in time."""
+    """Return whether a process that is no child of ours ends in time."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

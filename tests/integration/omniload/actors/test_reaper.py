@@ -98,7 +98,7 @@ def test_a_process_that_is_gone_carries_no_mark():
 
 def test_a_process_with_the_number_of_one_that_was_seen_before_is_ended(mark, monkeypatch):
     def ended():
-        raise psutil.NoSuchProcess(seen.pid)  # as psutil says where another process has the number
+        raise psutil.NoSuchProcess(seen.pid)  # psutil's error when another process has the number
 
     sleeper = [sys.executable, "-c", _SLEEPER]
     env = os.environ | {MARKS: mark}
@@ -235,7 +235,7 @@ def a_left_folder(tmp_path, monkeypatch):
     holder.stdout.close()
     other = PlaneFolder()
     try:
-        # While its opener lives, nobody removes it.
+        # While its opener lives, nothing removes it.
         other.make()
         assert Path(path).is_dir()
         holder.kill()
@@ -314,7 +314,7 @@ def test_a_folder_whose_opener_was_killed_as_it_made_it_is_removed_by_the_next_s
         assert opener.stdout.readline() == b"there\n"
         opener.stdout.close()
         (begun,) = tmp_path.iterdir()
-        # A start that finds it empty takes it away, and whoever is about to hold it makes it again.
+        # A start that finds the folder empty removes it, and the process that is about to lock it makes it again.
         if until == "held":
             assert made_beside(begun)
     with monkeypatch.context() as elsewhere:

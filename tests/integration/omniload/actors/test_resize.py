@@ -173,7 +173,8 @@ def test_ray_serves_four_ranks_then_three_then_four_though_its_planner_is_killed
         locks = {lock.stem for lock in plane.address.board.glob("rank*.lock")}
 
     assert steps == whole
-    # Of the last two worlds; of the first that of the rank which died alone, as here its handle holds it yet.
+    # Locks of the last two worlds, and of the first world only that of the dead rank, because its handle still holds
+    # it here.
     of_worlds = [(rank, number) for number, dp in ((2, 4), (3, 2)) for rank in range(dp)]
     assert locks == {"rank-dp=3", *(f"rank-dp={rank}-of-{number}" for rank, number in of_worlds)}
     worlds = read_worlds(tmp_path / "run" / JOURNAL_NAME)

@@ -1,4 +1,4 @@
-"""Shadows of source loaders: two that are lost together with their loader's process, and those on another host."""
+"""Shadows of source loaders: two that are lost together with their loader's process, and shadows on another host."""
 
 import json
 import os
@@ -100,7 +100,7 @@ def test_the_steps_come_though_a_loader_and_its_shadows_die_at_once(tmp_path, ki
 
     assert steps == expected
     assert sorted(members) == ["loader-0", "loader-0+1", "loader-0+2"]
-    # The shadow that is left, or where none is, the first of those that were started since.
+    # The remaining shadow, or if there is none, the first of those that were started since.
     assert holder == "loader-0+2" if killed == 2 else holder not in members
     assert len(at_last) == 3
     assert not set(struck) & at_last.keys()
@@ -174,7 +174,7 @@ def test_a_shadow_takes_over_from_a_loader_whose_store_is_slow_and_from_one_that
 OF_OPENER = {
     "OMP_NUM_THREADS": "1",
     "OF_OPENER_SECRET": "x",
-    # As ``ray job submit`` has it of a job's own environment.
+    # The environment of a job as ``ray job submit`` sets it.
     "RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {"env_vars": {"OF_THE_JOB": "2"}}}',
 }
 VARIABLES = ("AWS_REGION", "OF_OPENER_SECRET", "OF_THE_JOB")
@@ -221,7 +221,7 @@ class TwoNodes:
         self.keeper_log = Path(run) / "logs" / "keeper.log"
 
     def log(self):
-        """Return what the plane said last, and who was replaced, and why."""
+        """Return the last lines of the plane's log, which name the replaced roles and the reasons."""
         files = [self.keeper_log, self.scratch / "said"]
         return "\n".join(f"{file}:\n{file.read_text()[-6000:]}" for file in files if file.exists())
 
@@ -238,7 +238,7 @@ class TwoNodes:
         assert self.plane.wait(60) == 0, self.log()
 
     def cut_off(self, number):
-        """Have nothing of what a host sends arrive: nobody is told of its end, calls to it hang."""
+        """Drop everything that a host sends: no role is notified of its end, and calls to it hang."""
         self._route(number, "add")
         self.cut.append(number)
 
@@ -283,8 +283,9 @@ class AstrayError(AssertionError):
 def test_a_shadow_stands_by_on_another_host_and_one_at_home_once_that_host_is_gone(
     warm_python, hosts, tmp_path, scratch, goes
 ):
-    # Of a dozen Rays of two nodes, one brought up every actor with affinity to the second on the first, while tasks
-    # reached the second. Shadows stay at home then, as they should, and this needs a Ray that does as it is told.
+    # In one of a dozen Rays with two nodes, every actor with affinity to the second node started on the first, while
+    # tasks reached the second. Shadows then stay at home, as they should. This test needs a Ray that respects
+    # affinity.
     try:
         move_between_hosts(hosts, tmp_path / "first", scratch, warm_python.path, goes)
     except AstrayError:
@@ -349,10 +350,10 @@ def test_a_shadow_at_home_is_followed_by_one_on_a_host_that_comes_later(
 
 
 def wait_for_places(nodes, *wanted, may_go_astray=False):
-    """Wait until loader and shadow are on these hosts, and the status knows of nobody else.
+    """Wait until loader and shadow are on these hosts, and the status lists no others.
 
-    Not at the first look: whoever was killed is there until its end is noticed, and a host that was too busy to
-    start a shadow is tried again.
+    The first look may be too early: a killed member is listed until its end is noticed, and a host that was too busy
+    to start a shadow is tried again.
     """
     began_s = time.monotonic()
     while (places := places_of(nodes)) != wanted:

@@ -70,10 +70,13 @@ class Kind(type):
 def __getattr__(name):
     return globals().setdefault(name, Kind(name, (), {}))
 """
-"""As much of it as Arrow looks at, which loads it as it first makes a scalar or an array, where it is installed."""
+"""A fake pandas, as far as Arrow looks at it.
+
+Arrow loads an installed pandas when it first makes a scalar or an array.
+"""
 
 
-@pytest.mark.parametrize("given_as", ["file", "mapping"])  # of a mapping no index is kept
+@pytest.mark.parametrize("given_as", ["file", "mapping"])  # a mapping has no index
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_no_thread_of_an_open_plane_imports_what_a_forked_worker_may_need(
     source, given_as, tmp_path

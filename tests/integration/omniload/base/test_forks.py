@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("hdfs_native")
 LIMIT_S = 60
-"""Of a process that starts and forks; one that waits for threads that are not there does so for ever."""
+"""Limit for a process that starts and forks; a process that waits for missing threads would wait for ever."""
 FORKS = {
     "between fork and exec": "subprocess.run(['true'], preexec_fn=lambda: None, check=True)",
     "a copy that ends in order": """

@@ -1,4 +1,4 @@
-"""A process that keeps what it frees makes the next arrays where the last ones were."""
+"""A process that keeps freed memory puts the next arrays in the place of the last ones."""
 
 import os
 import platform
@@ -30,7 +30,7 @@ print(pages() - before)
 
 
 def pages_of_reads(kind, **environment):
-    """Return how many new pages 20 reads take in a process that keeps what it frees, or does not."""
+    """Return the number of new pages of 20 reads, in a process that keeps freed memory or one that does not."""
     usual = {name: value for name, value in os.environ.items() if "MALLOC" not in name}
     read = subprocess.run(
         [sys.executable, "-c", PAGES_OF_20_READS, kind],

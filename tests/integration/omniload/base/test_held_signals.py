@@ -77,7 +77,7 @@ def test_what_closes_for_a_signal_is_not_interrupted_by_the_next_one():
 
     assert done == ["closed"]
     with SignalsHeld():
-        let_signals_in()  # both are answered by now
+        let_signals_in()  # both have been handled
 
 
 def test_what_closes_as_ctrl_c_ends_a_script_says_nothing_of_a_second_one():

@@ -46,7 +46,7 @@ runpy.run_module("omniload", run_name="__main__", alter_sys=True)
 
 
 def ended(script: str, *words: str) -> tuple[int, str]:
-    """Run a script in a new Python; return its exit code and what it said on standard error."""
+    """Run a script in a new Python; return its exit code and its standard error."""
     run = finished([sys.executable, "-c", script, *words], limit_s=60)
     return run.returncode, run.stderr
 

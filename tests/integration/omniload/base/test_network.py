@@ -22,7 +22,7 @@ def test_a_port_is_free_once_nobody_listens_though_the_kernel_remembers_its_conn
                 LOOPBACK, range(port, port + 1), 1, setting="runtime.ports", why=", by rank 3"
             )
         server.close()
-        held.close()  # the server's end first: the kernel keeps it for a minute
+        held.close()  # the server's end closes first: the kernel keeps it for a minute
         assert client.recv(1) == b""
 
     assert free_ports(LOOPBACK, range(port, port + 1), 1, setting="runtime.ports") == [port]
@@ -34,7 +34,7 @@ def test_a_host_that_does_not_reach_itself_is_refused_with_what_to_bring_up(monk
     with pytest.raises(
         ConfigError, match=r"each other at 192\.0\.2\.1 \(Cannot assign.*its interface"
     ):
-        require_reachable("192.0.2.1")  # for documentation: no host has it
+        require_reachable("192.0.2.1")  # an address for documentation: no host has it
 
     def refuse(*_):
         raise OSError(errno.ENETUNREACH, "as where the loopback interface is down")

@@ -65,7 +65,7 @@ def test_runs_are_compared_by_their_data_and_the_first_step_of_other_samples(mix
     other = json_of("diff", tmp_path / "one", tmp_path / "other")
 
     assert (again["steps_compared"], again["samples_differ_from_step"]) == (9, None)
-    # Its journal begins at step 7, with the state that was gone on with in a folder of its own.
+    # Its journal begins at step 7, with the state from which the run in another folder resumed.
     assert (later["steps_compared"], later["fingerprint"]) == (5, [])
     assert later["samples_differ_from_step"] is None
     assert other["samples_differ_from_step"] == other["shares_differ_from_step"] == 5

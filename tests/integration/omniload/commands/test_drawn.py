@@ -1,4 +1,4 @@
-"""``omniload mix drawn``: a run of other rows goes on with what the one before it had not drawn."""
+"""``omniload mix drawn``: a run with other rows continues with the records that the previous run had not drawn."""
 
 import json
 from collections import Counter

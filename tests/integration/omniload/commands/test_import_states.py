@@ -1,4 +1,4 @@
-"""States that torchdata's loader itself wrote, brought along: what it had drawn is left out, and all else comes."""
+"""Imported states of torchdata's own loader: the drawn samples are left out, and all others come."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def saved(steps, dataset=TEXTS, **keywords):
 
 
 def imported(state, *, files=tuple(FILES), **words):
-    """Import a loader with its state; return what the command came to."""
+    """Import a loader with its state; return the result of the command."""
     as_lists = json.dumps(state, default=lambda tensor: tensor.tolist())
     Path("state.json").write_text(as_lists, encoding="utf-8")
     content = {"dataset": list(files), "batch_size": 4} | words
@@ -86,7 +86,7 @@ def test_what_a_state_says_was_drawn_is_left_out_and_nothing_else(files, shuffle
 
     assert result.exception is None, result.output
     found = first_epoch(files)
-    # What torchdata drops at the end of an epoch was never drawn.
+    # The samples that torchdata drops at the end of an epoch were never drawn.
     dropped = set(found) - set(left) if "drop_last" in keywords else set()
     assert sorted(set(found) - dropped) == sorted(left)
     assert len(found) == len(left) + len(dropped) == len(TEXTS) - 4 * steps

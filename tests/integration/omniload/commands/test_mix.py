@@ -66,7 +66,7 @@ def test_a_python_that_cannot_name_a_file_says_how_to_start_it(tmp_path, of):
         "mix: {stages: [{weights: {a: 1}}]}\npack: {length: 8}\nbatch: {tokens: 8, micro_tokens: 8}\n",
         encoding="utf-8",
     )
-    # Python itself changes this locale to one of UTF-8, unless it is told not to.
+    # Python itself changes this locale to one of UTF-8 unless these variables prevent it.
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
     done = subprocess.run(
@@ -585,7 +585,7 @@ def test_a_plan_of_a_run_that_a_cap_ends_is_of_the_steps_before_and_ends_with_th
     assert 0 < step < 500
     assert content["steps"] == step
     assert content["total"]["ids"]["epochs"] == pytest.approx(2, rel=0.1)
-    # Of steps that were not planned nobody knows within what the fault ends them.
+    # For steps that were not planned, the time within which the fault ends them is unknown.
     within, said = (0.0, "") if rehearsed == 500 else (None, " (nobody knows within what)")
     assert (content["steps_error"], content["refused"]["estimated"]) == (within, rehearsed == 2)
     assert f"expected after {step:,} steps{said}" in shown.stdout
@@ -665,7 +665,7 @@ def test_a_rehearsal_plans_what_a_run_journals(mix_path, tmp_path):
 
 
 def checked(folder, config, *, tokens=None):
-    """Check a mix of one source, of steps of so many tokens."""
+    """Check a mix of one source with steps of ``tokens`` tokens."""
     batch = {} if tokens is None else {"batch": {"tokens": tokens, "micro_tokens": 32}}
     path = a_mix_file(folder, **batch)
     mix = yaml.safe_load(path.read_text())

@@ -1,4 +1,4 @@
-"""The verbs of ``omniload mix`` on a run: how far it is, what was in a step, and the proof of it."""
+"""The verbs of ``omniload mix`` on a run: its progress, the samples of a step, and the proof of them."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def audited(samples, names=("ids", "text")):
 
 
 def rewrite_line(journal, number, change):
-    """Change one line of a journal, and give it and all that follow the checksums of what they say now."""
+    """Change one line of a journal, and give it and all later lines checksums that fit their new contents."""
     texts = [line.rpartition(b"\t")[0] for line in journal.read_bytes().splitlines()]
     texts[number] = change(texts[number])
     lines, before = [], b""
@@ -74,7 +74,7 @@ def test_a_run_that_is_not_there_is_told_in_the_same_words_by_every_verb(tmp_pat
 
 
 def in_plain_locale(*arguments):
-    """Run Python where names of files are ASCII to it: it changes this locale itself, unless it is told not to."""
+    """Run Python with ASCII names of files; it would change this locale itself unless variables prevent it."""
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
@@ -136,7 +136,7 @@ def test_show_tells_how_far_ranks_are_where_more_is_planned(mix_path, tmp_path):
     a_run(tmp_path / "run", mix_path, steps=12)
     assert "each rank has taken step 11\n" in run_mix("show", tmp_path / "run").stdout
     assert json_of("show", tmp_path / "run")["taken"] == {"rank dp=0": 11, "rank dp=1": 11}
-    # Of a run that is killed the last status stays.
+    # The last status of a killed run stays.
     place = tmp_path / "run" / STATUS_NAME
     status = json.loads(place.read_text())
     status |= {"has_ended": False, "written_at": status["written_at"] - 3600}

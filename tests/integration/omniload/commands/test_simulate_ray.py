@@ -19,7 +19,7 @@ pytest.importorskip("ray")
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
-    # Three planes at full speed; `make test` has what is made of their figures.
+    # Three planes at full speed; `make test` covers the use of their figures.
     pytest.mark.soak,
     pytest.mark.usefixtures("tracker_of_spawned_processes", "leaves_nothing_behind"),
 ]
@@ -55,7 +55,8 @@ def test_a_small_plane_tells_what_messages_take_at_each_role_and_a_job_is_simula
 
     profile = with_runtime(measured_sources(spec, unseen), spec, job, shown)
 
-    # What takes minutes is told in parts, each as it is done; fewer turns at full speed do where they take long.
+    # A measurement of minutes is reported in parts, each when it is done. If turns are long, fewer of them run at
+    # full speed.
     assert [what for what, _, _ in told] == [
         "measuring what building takes",
         "measuring what small planes read",
@@ -74,7 +75,7 @@ def test_a_small_plane_tells_what_messages_take_at_each_role_and_a_job_is_simula
         assert 1e-5 < costs.roles[role].end_s < 0.1
         assert 0 <= costs.roles[role].clock < 1
         assert 0.25 <= costs.roles[role].rested <= 4
-    # Ray does something by the clock, and the keeper looks around.
+    # Ray uses processor time even when idle, and the keeper looks around.
     assert costs.roles["node"].clock > 0
     assert costs.latencies_s[0] < costs.latencies_s[-1]
     assert len(costs.takes_s) > 1

@@ -1,4 +1,4 @@
-"""``omniload mix stats``: what a person sees of the data before it is trained on."""
+"""``omniload mix stats``: a view of the data before training."""
 
 import gzip
 import io
@@ -247,7 +247,7 @@ def test_a_bad_record_is_told_once_however_often_the_run_that_is_measured_goes_p
 
 
 def test_a_shard_that_is_cut_short_is_named(mix_path, tmp_path, texts):
-    """Damage in the middle of a compressed shard is told with the shard, not shown as fewer documents."""
+    """Damage in the middle of a compressed shard is reported with the shard, not shown as fewer documents."""
     packed = gzip.compress((tmp_path / "code.jsonl").read_bytes())
     (tmp_path / "code.jsonl.gz").write_bytes(packed[: len(packed) // 2])
     mix_path.write_text(mix_path.read_text().replace("code.jsonl", "code.jsonl.gz"))

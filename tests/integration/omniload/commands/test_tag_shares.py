@@ -57,7 +57,10 @@ def mix_path(tmp_path, records, monkeypatch):
 def test_stats_tell_documents_tokens_and_the_part_of_the_run_by_each_tag(mix_path, records):
     told = json_of("stats", mix_path, "--all", "--steps", 50, "--measure", 0)["tags"]
 
-    assert set(told) == {"lang", "new"}  # of numbers with a fraction nearly each is another
+    assert set(told) == {
+        "lang",
+        "new",
+    }  # of numbers with a fraction, nearly every value is distinct
     sizes = {name: [len(each["text"]) + 1 for each in lines] for name, lines in records.items()}
     tagged = Counter()
     for each, size in zip(records["tagged"], sizes["tagged"], strict=True):

@@ -1,4 +1,4 @@
-"""``omniload mix tokenise``: what it makes, a run takes; whatever ends it, the next one goes on."""
+"""``omniload mix tokenise``: a run uses the tokens that it makes; if it is killed, the next command continues."""
 
 import errno
 import json
@@ -44,7 +44,7 @@ loader: {token_cache: {path: tokens}}
 
 @pytest.fixture
 def _own_program():
-    """Start the small program that Python's processes have beside them, which stays."""
+    """Start the helper process that Python's processes share, which stays."""
     resource_tracker.ensure_running()
 
 
@@ -64,7 +64,7 @@ def file(tmp_path):
 
 
 def made(file, *options):
-    """Run the verb; return what it says of each source that is kept."""
+    """Run the verb; return its line about each kept source."""
     shown = CliRunner().invoke(tokenise, [str(file), "--workers", "2", "--json", *options])
     assert shown.exit_code == 0, (shown.output, shown.exception)
     return {each["source"]: each for each in json.loads(shown.stdout)["sources"]}
@@ -250,7 +250,7 @@ def test_what_fails_in_a_process_is_told_as_what_it_is(file, monkeypatch, raised
 
     monkeypatch.setattr(RecordSource, "make_tokens", fails)
     module = sys.modules["omniload.commands.corpus.tokenise"]
-    for name in ("end_with", "spare_host", "keep_freed"):  # this process goes on
+    for name in ("end_with", "spare_host", "keep_freed"):  # this process must continue
         monkeypatch.setattr(module, name, lambda *_: None)
     ours, its = multiprocessing.Pipe()
     ours.send(Stretch(source="lines", units=(0, 1)))

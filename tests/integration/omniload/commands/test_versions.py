@@ -1,4 +1,4 @@
-"""Runs over a data set that others go on writing to: a version is kept from the start of a run to its end."""
+"""Runs over a data set that others keep writing: a run keeps one version from start to end."""
 
 from pathlib import Path
 

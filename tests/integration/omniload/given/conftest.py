@@ -1,4 +1,4 @@
-"""What tests of a Ray of others share: the Ray, a mix, and what an unbroken run of it hands out."""
+"""Fixtures of tests in a given Ray: the Ray, a mix, and the batches of an unbroken run."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Threads of one process that open and close planes of a given Ray at once: its connection is made and left in turn."""
+"""Threads of one process that open and close planes of a given Ray at once: they connect one after another."""
 
 import sys
 

@@ -14,14 +14,14 @@ pytestmark = [pytest.mark.ray, pytest.mark.scripts_start_warm]
 def test_ranks_that_are_actors_in_captured_bundles_have_a_plane_outside_of_them_that_ends_before_they_do(
     given, mix, unbroken, tmp_path
 ):
-    # Each bundle has the one core that its rank takes: in one of them no role would ever find room for what it asks.
+    # Each bundle has the one core that its rank takes, so no role would ever fit into a bundle.
     place = {"planner": {"cpus": 1}, "loaders": {"cpus": 1}}
     told = run_job(given, mix, tmp_path, steps=6, place=place)
 
     assert samples(told["ranks"]) == unbroken
     first = told["ranks"][0]
     assert first["actors"] == ["constructor-0", "loader-0", "planner"]
-    # Of six cores the two bundles have one each, and planner and loader as many of what is left.
+    # Of six cores the two bundles have one each; planner and loader have one each of the rest.
     assert first["free"]["CPU"] == 2.0
     assert [rank["stays"] for rank in told["ranks"]] == [True, True]
     assert (told["left"], told["folders"]) == ([], [])
@@ -36,7 +36,7 @@ def test_roles_of_the_current_group_take_bundles_that_no_rank_has_and_are_refuse
 
     assert samples(told["ranks"]) == unbroken
     free = told["ranks"][0]["free"]
-    assert free["CPU"] == 2.0  # as before: what the group has set aside is enough
+    assert free["CPU"] == 2.0  # as before: the resources of the group are enough
     assert f"CPU_group_2_{told['group']}" not in free
 
     full = run_job(given, mix, tmp_path / "b", steps=6, place=place)["ranks"][0]

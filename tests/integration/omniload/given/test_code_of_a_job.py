@@ -33,7 +33,7 @@ cubic = lab:cubic
 
 @pytest.fixture
 def working_dir(tmp_path):
-    """What ``ray job submit --working-dir`` takes along: a module, and what registers its functions."""
+    """The folder for ``ray job submit --working-dir``: a module, and code that registers its functions."""
     folder = tmp_path / "code"
     registered = folder / "lab-1.0.dist-info"
     registered.mkdir(parents=True)
@@ -57,7 +57,7 @@ def test_functions_in_the_working_dir_of_a_job_reach_loaders_and_planner_beside_
     content["mix"] = {"stages": [{"from_step": 0, "weights": {"docs": 1}}]}
     content |= {"pack": {"length": 128}, "batch": {"tokens": 1024, "micro_tokens": 256}}
     content["balance"] = {"cost": "cubic"}
-    # A variable of the mix stands beside those of the job.
+    # A variable of the mix is set in addition to those of the job.
     content["runtime"] = {"kind": "ray", "address": "auto", "env": {"set": {"TZ": "UTC"}}}
     (tmp_path / "mix.yaml").write_text(yaml.safe_dump(content))
     brought = str(working_dir) if as_what == "working_dir" else [str(working_dir)]

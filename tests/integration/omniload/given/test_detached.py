@@ -78,7 +78,7 @@ def test_a_plane_goes_on_on_other_ranks_and_is_opened_anew_and_others_are_refuse
     assert samples([killed, *ranks]) == unbroken
     assert "go on at step 2" in (log := tmp_path / "run" / "logs" / "opener.log").read_text()
 
-    # The steps that those have taken are let go: the plane is opened anew, at the state.
+    # The steps that these ranks have taken are released, so the plane is opened anew at the state.
     holder = begin_job(given, mix, program=DRIVER, takes=2, end="wait", **going_on)
     held = json.loads(holder.stdout.readline())
     assert samples([killed, held]) == {step: unbroken[step] for step in range(4)}
@@ -89,7 +89,7 @@ def test_a_plane_goes_on_on_other_ranks_and_is_opened_anew_and_others_are_refuse
     assert "runtime.prefetch_steps is 4, here 7" in other_mix["message"]
     code = tmp_path / "code"
     code.mkdir()
-    # As ``ray job submit --working-dir`` tells its entrypoint.
+    # The variables that ``ray job submit --working-dir`` sets for its entrypoint.
     job = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"working_dir": str(code)}})}
     (code / "lab.py").write_text("")
     other_code = run_job(given | job, mix, program=DRIVER, takes=1, **keywords)
@@ -101,7 +101,7 @@ def test_a_plane_goes_on_on_other_ranks_and_is_opened_anew_and_others_are_refuse
     holder.communicate("")
 
 
-# Both look for a plane, and find none yet; the second is told as soon as it is there.
+# Both look for a plane and find none; the second one is notified as soon as a plane exists.
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", [7, 77])
 def test_of_two_drivers_that_begin_at_once_one_is_served_and_the_other_is_told_why_not(

@@ -50,7 +50,7 @@ class Job:
         self.keywords = {"run_dir": str(self.run), "runtime_lifetime": "detached", **keywords}
 
     def driver(self, hosts, takes, state=None, end="kill"):
-        """Have a driver with a rank on each of some hosts take steps; return what each rank told."""
+        """Let a driver with a rank on each of some hosts take steps; return the report of each rank."""
         self.drivers += 1
         job = {"takes": takes, "end": end, "world_size": len(hosts), "steps": 6, "silent_after": 3}
         job |= self.keywords | {"address": str(self.scratch / f"meet-{self.drivers}")}

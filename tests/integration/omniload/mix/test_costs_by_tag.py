@@ -1,4 +1,4 @@
-"""Costs and strategies that go by tags of samples, in whole planes: even work, and the same steps whoever is killed."""
+"""Costs and strategies that use tags of samples, in whole planes: even work, and the same steps after any kill."""
 
 import os
 import signal
@@ -55,7 +55,7 @@ def documents_of(batch):
         for source, (start, stop) in zip(
             part.sources_D.tolist(), pairwise(part.cu_seqlens.tolist()), strict=True
         ):
-            if source >= 0:  # what is no document is padding
+            if source >= 0:  # everything outside a document is padding
                 yield bytes(next(of_pieces)).decode(), stop - start
 
 

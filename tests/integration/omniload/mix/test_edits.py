@@ -76,7 +76,7 @@ def test_a_run_of_threads_is_changed_by_the_command_line_and_goes_on_elsewhere(
         last = [client.next_batch() for _ in range(AHEAD)]
         whole = client.state_dict()
 
-    # What was handed out keeps its mix; the first step that was not planned has another.
+    # Steps that were handed out keep their mix; the first step that was not planned has the new one.
     assert 3 <= shown["edit"]["step"] == shown["planned"] <= 3 + 2 * AHEAD
     assert shown["after"] == {"ids": 0.75, "text": 0.25}
     assert added["after"] == {"ids": 0.375, "text": 0.125, "books": 0.5}
@@ -148,7 +148,7 @@ class TestPlaneOfAnotherHost:
 
     @pytest.fixture
     def write(self, mix_path, run_dir, monkeypatch):
-        """Have a status that a host wrote whose clock is so many seconds ahead; of a run that is at rest."""
+        """Write the status of a run at rest, from a host whose clock is some seconds ahead."""
         monkeypatch.setattr(at_rest, "UP_S", 0.5)
         with LocalPlane(a_spec(mix_path, run_dir=run_dir)) as plane, Client(plane.handle(0)) as c:
             taken_by([c], 2)
@@ -260,7 +260,7 @@ def test_a_stage_that_is_due_behind_the_last_step_is_shown_as_not_reached(tmp_pa
     found = json_of("show", run)
     assert [edit["step"] for edit in found["edits"]] == [steps]
     assert found["edits_ahead"] == [1]
-    # Who goes on from there finds the same, with the folder or without it.
+    # A run that resumes from there finds the same, with the folder or without it.
     for folder in (run, tmp_path / "other"):
         spec = a_spec(path, run_dir=folder, state=state, num_steps=60)
         with LocalPlane(spec) as plane:
@@ -287,7 +287,7 @@ def test_edits_that_are_damaged_or_of_another_mix_are_refused(mix_path, run_dir)
 
 
 def test_a_state_of_another_run_that_is_refused_leaves_nothing_in_the_folder(mix_path, tmp_path):
-    """Edits of that run would hold in this one, which nobody would see."""
+    """Otherwise edits of that run would take effect in this one unnoticed."""
     one, other = (a_spec(mix_path, run_dir=tmp_path / name) for name in ("one", "other"))
     other = replace(other, mix=other.mix.model_copy(update={"seed": 8}))
     write_run_record(tmp_path / "one", mix_path, {"dp": 1})
@@ -308,7 +308,7 @@ def test_a_state_of_another_run_that_is_refused_leaves_nothing_in_the_folder(mix
 
 
 def files_of(folder):
-    """Return what each file holds, less the logs, which tell that the run was opened."""
+    """Return the content of each file, except the logs, which record that the run was opened."""
     return {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
@@ -425,10 +425,12 @@ def test_two_ranks_of_a_plane_of_actors_see_the_edits_though_loaders_are_killed(
     assert replayed(a_spec(mix_path, edits=history.edits), len(digests)) == digests
     assert last.tokens_by_source["books"] > 0
     assert last.tokens_by_source["ids"] == 0
-    assert last.source_tags == {"books": {"domain": "prose"}}  # from a constructor that came later
+    assert last.source_tags == {
+        "books": {"domain": "prose"}
+    }  # from a constructor that started later
 
 
-# Real actors, 13 s beside other work: a simulation knows neither what a rank's handle holds nor what its call is told.
+# Real actors take 13 s beside other work. A simulation has neither a rank's handle nor the arguments of its calls.
 @pytest.mark.ray
 @pytest.mark.usefixtures("leaves_nothing_behind")
 def test_what_ranks_through_ray_are_lent_is_taken_back_for_a_change_and_lost_with_its_constructor(
@@ -486,7 +488,7 @@ def test_steps_that_were_trained_on_are_skipped_and_the_run_goes_on_behind_them(
     audited = [json_of("audit", run, "--step", step)["samples"] for step in range(12)]
 
     taken = json_of("skip", run, "--steps", "6:9")
-    still = json_of("audit", run, "--step", 7)["samples"]  # of the run before it goes on
+    still = json_of("audit", run, "--step", 7)["samples"]  # of the run, before it resumes
     with pytest.raises(StateError, match="checkpoint of step 6 or before"):
         omniload.open(mix_path, run_dir=run, arrays="numpy", state=states[8])
     with omniload.open(
@@ -506,7 +508,7 @@ def test_steps_that_were_trained_on_are_skipped_and_the_run_goes_on_behind_them(
         assert "edit 1 (skip --steps 6:9) can only be undone of a run at rest, before" in str(
             refused.exception
         )
-    # As it says.
+    # As the message says.
     with omniload.open(mix_path, run_dir=run, arrays="numpy", state=states[4], steps=6) as loader:
         list(loader)
     assert json_of("undo", run, "--at", 6)["edit"]["undoes"] == 1
@@ -577,7 +579,8 @@ def test_the_document_behind_a_spike_is_named_by_its_loss(mix_path, tmp_path):
     told = json_of("audit", run, "--step", 2)["samples"]
 
     lengths = [piece["stop_token"] - piece["first_token"] for piece in told]
-    # Of n tokens the first n - 1 predict one, and lose 0, 1, ..., n - 2; the last one of a cut piece too.
+    # In a document of n tokens, the first n - 1 predict one each, with losses 0, 1, ..., n - 2. In a cut piece the
+    # last token predicts too.
     assert [piece["loss"] for piece in told[:5]] == pytest.approx(
         [(length - 2) / 2 for length in lengths[:5]], abs=0.5
     )
@@ -611,7 +614,7 @@ def test_amounts_of_a_run_of_threads_are_changed_and_exactly_those_are_drawn(tmp
     assert added["amounts"] == {"books": [None, "40 samples"]}
     assert isinstance(below.exception, ConfigError)
     assert "are drawn; give at least that much" in str(below.exception)
-    # At rest: from the first step that was never planned.
+    # At rest, the edit starts at the first step that was never planned.
     json_of("set", run_dir, "text=2epochs")
     assert run_mix("set", run_dir, "ids=1token").exception is not None
     shown = json_of("show", run_dir)
@@ -642,7 +645,10 @@ def test_amounts_of_a_run_of_threads_are_changed_and_exactly_those_are_drawn(tmp
 def test_of_a_run_of_amounts_a_skip_and_its_undoing_tell_no_shares_and_no_policy_steers_it(
     tmp_path, monkeypatch
 ):
-    """Its sources have none: they were told as equal ones, and a policy would have divided the amounts by them."""
+    """Sources with amounts have no shares.
+
+    They were reported as equal shares, by which a policy would have divided the amounts.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     amounts = {"ids": {"tokens": 3000}, "text": {"tokens": 1000}}
     mix_path = a_mix_file(tmp_path, rows=6, micro_rows=1, version=2, mix={"amounts": amounts})
@@ -735,7 +741,7 @@ def test_the_beginning_of_a_stage_that_an_earlier_edit_took_back_is_shown_as_one
         taken_by([client], 2)
         while len(read_history(run, load_mix(path)[0]).edits) < 1:
             taken_by([client], 1)
-    # Of a run that goes on from the beginning, and begins the stage at another step.
+    # Of a run that starts again from the beginning, and begins the stage at another step.
     with LocalPlane(a_spec(path, run_dir=run, num_steps=200)) as plane:
         client = Client(plane.handle(0))
         taken_by([client], 2)

@@ -19,7 +19,7 @@ RANK = ROOT / "tests" / "support" / "plane" / "processes" / "fitting_rank.py"
 LIMIT_S = 240
 STEPS, EVERY = 24, 8
 TOKEN_S, PAIR_S = 1e-6, 4e-6
-"""What a token and a pair of them take: of documents of this length, pairs are nearly all of the work."""
+"""Cost of a token and of a pair of tokens: in documents of this length, nearly all work is pairs."""
 
 
 @pytest.fixture(scope="module")
@@ -84,18 +84,18 @@ def test_what_two_ranks_measure_is_fitted_journaled_and_the_same_behind_a_resume
     assert [(each["step"], each["change"]["kind"]) for each in shown["edits"]] == [
         (edit.step, "fit_cost")
     ]
-    # It decides where rows go from its step on, and never what a step holds.
+    # The fit decides where rows go from its step on, and never the samples of a step.
     drawn = samples(declared)
     assert samples(fitted) == {step: drawn[step] for step in range(STEPS)}
     differ = [step for step, rows in dealt(fitted).items() if rows != dealt(declared)[step]]
     assert differ
     assert min(differ) >= edit.step
 
-    # From its end, with no times.
+    # Resumed from its end, without times.
     behind = two_ranks(mix, tmp_path / "c", takes=2, state=fitted[0]["state"], **run)
     assert edits_in(behind[1]["state"]) == (edit,)
     assert samples(behind) == {step: drawn[step] for step in (STEPS, STEPS + 1)}
-    # From before the fit, with other times: what was journaled holds, not what is measured now.
+    # Resumed from before the fit, with other times: the journaled cost takes effect, not the present measurement.
     saved = fitted[0]["saved"]
     assert edits_in(saved) == ()
     to_behind = edit.step + 2 - EVERY // 2

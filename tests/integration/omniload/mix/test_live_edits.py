@@ -56,7 +56,7 @@ def an_added(folder, name, weight):
 
 
 def require_unbroken(run):
-    """Find that each step was trained on what the edits alone give it, and no piece of a sample twice."""
+    """Check that each step was trained on the samples that the edits alone give it, and no piece of a sample twice."""
     with RunLog(run.folder) as log:
         for step, digest in sorted(run.digests.items()):
             log.write(a_step(step, digest=f"{digest:016x}"))
@@ -83,7 +83,7 @@ def test_a_run_of_threads_that_is_changed_in_every_way_is_that_of_its_edits_alon
     assert run.refused
 
 
-# `make test` has the threads of above, and kills of every role beside edits in simulated jobs.
+# `make test` runs the threads above, and kills of every role during edits in simulated jobs.
 @pytest.mark.soak
 @pytest.mark.ray
 @pytest.mark.slow

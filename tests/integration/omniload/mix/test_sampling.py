@@ -139,7 +139,7 @@ def test_a_loader_of_prompts_that_are_cut_is_refused(mix):
 
 
 def ranks_that_sample(warm_python, world, *arguments):
-    """Run the ranks of a job, and return what each told, and its process."""
+    """Run the ranks of a job; return the report and the process of each."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM_"))}
     done = finished(

@@ -71,7 +71,7 @@ def test_a_shard_of_a_run_of_threads_is_left_out_and_comes_back(
     }
     assert "left out already" in str(again.exception)
     assert (later["edit"]["step"], undone["edit"]["undoes"]) == (25, 2)
-    # A record that is begun is drawn to its end, and what was drawn may wait for a row.
+    # A record that has begun is drawn to its end, and drawn pieces may wait for a row.
     back = undone["edit"]["step"]
     drawn = [shards_in(run_dir, at) for at in range(len(digests))]
     assert "text/1.jsonl" in set.union(*drawn[:step])
@@ -150,7 +150,7 @@ def test_a_run_at_rest_goes_on_without_a_shard_from_a_step_that_it_was_trained_o
     said = run_mix("skip", run, "--shard", "ids/1.parquet", "--at", 6)
     taken = json_of("skip", run, "--shard", "0.jsonl", "--at", 6)
     refused = run_mix("skip", run, "--shard", "ids/0.parquet", "--at", 8)
-    still = json_of("audit", run, "--step", 7)["samples"]  # of the run before it goes on
+    still = json_of("audit", run, "--step", 7)["samples"]  # of the run, before it resumes
     with pytest.raises(StateError, match="checkpoint of step 6 or before"):
         omniload.open(mix_path, run_dir=run, arrays="numpy", state=states[8])
     mistaken = run_mix("undo", run)

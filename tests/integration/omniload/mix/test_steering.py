@@ -1,4 +1,4 @@
-"""A policy moves the weights of a run that goes on: by the losses that its loop reports, and again after a resume."""
+"""A policy moves the weights of a running job by the losses that its loop reports, and again after a resume."""
 
 import threading
 import time
@@ -119,7 +119,7 @@ def test_every_form_of_losses_comes_to_one_decision_and_is_shown(mix_path, tmp_p
 
 @pytest.mark.parametrize("ahead", [2, 40])
 def test_a_decision_is_due_every_so_many_steps(mix_path, tmp_path, ahead):
-    """Of those that ranks take, however far plans are ahead of them."""
+    """The count is of steps that ranks take, however far ahead the plans are."""
     run = tmp_path / "run"
     with omniload.open(mix_path, run_dir=run, arrays="numpy", prefetch_steps=ahead) as loader:
         taken(loader, 1, {})
@@ -144,7 +144,7 @@ def steered(kind, **policy):
 def test_a_decision_is_of_the_step_that_it_holds_from_however_far_plans_are_ahead(
     mix_path, tmp_path, kind
 ):
-    """A stage that begins within what is planned was taken for the one of now."""
+    """Earlier, a stage that begins within the planned steps was taken for the present stage."""
     mix, run = yaml.safe_load(mix_path.read_text()), tmp_path / "run"
     mix["mix"]["stages"] = [
         {"from_step": 0, "weights": {"ids": 1, HARD: 3}},
@@ -168,7 +168,7 @@ def test_a_decision_is_of_the_step_that_it_holds_from_however_far_plans_are_ahea
 
 
 def test_what_was_decided_before_a_run_went_back_is_not_decided_again(mix_path, tmp_path):
-    """The resume makes those decisions again: on top of them the same losses would move shares twice."""
+    """The resume makes those decisions again; repeated on top of them, the same losses would move shares twice."""
     run, steps = tmp_path / "run", []
     with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
         state = loader.state_dict()
@@ -188,7 +188,7 @@ def test_what_was_decided_before_a_run_went_back_is_not_decided_again(mix_path, 
 
     assert decided == [6, 12]
     assert [said["step"] for said in steps] == [18]
-    # Since the decision of step 12: in both attempts, and of no step to come.
+    # Losses since the decision of step 12: in both attempts, and of no later step.
     assert steps[0]["losses"][HARD] == pytest.approx(13 / 3, abs=0.3)
 
 
@@ -227,7 +227,7 @@ def test_a_decision_that_is_due_as_a_job_dies_waits_for_its_next_start(mix_path,
         taken(loader, 7, {})
 
     assert steering.look() is None
-    # As one that was killed leaves it.
+    # The status that a killed run leaves.
     status = read_status(run).model_copy(update={"has_ended": False})
     (run / STATUS_NAME).write_text(status.model_dump_json())
     with pytest.raises(UnavailableError, match=r"no data plane of .* is up, by its lock"):
@@ -266,7 +266,7 @@ def test_steering_goes_on_until_the_run_has_ended(mix_path, tmp_path, monkeypatc
 @pytest.mark.parametrize("options", [(), ("--json",)])
 @pytest.mark.parametrize("age_s", [100.0, 2.5, -7200.0])
 def test_a_run_that_has_ended_is_told_as_one(mix_path, tmp_path, monkeypatch, age_s, options):
-    """By its status, which a clock that went ahead may have written."""
+    """The end is known from its status, which a clock that is ahead may have written."""
     monkeypatch.setattr(steer, "_LOOK_S", 0.01)
     monkeypatch.setattr(pulse, "_GONE_S", 3.0)
     monkeypatch.setattr(pulse, "UP_S", 1.0)
@@ -327,7 +327,7 @@ def test_what_moves_nothing_is_no_edit(mix_path, tmp_path):
 
 
 def test_a_change_of_a_step_to_come_holds_up_no_decision(mix_path, tmp_path):
-    """What is set for a later stage has changed no weights yet: losses of now count, and the next decision is due."""
+    """Weights of a later stage leave the present ones unchanged: present losses count, and a decision is due."""
     run = tmp_path / "run"
     with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
         taken(loader, 5, {})

@@ -1,4 +1,4 @@
-"""A mix file is edited and saved while a run goes on, and the run is made to be as it says."""
+"""A mix file is edited and saved while a run continues, and the run adopts the file's settings."""
 
 import threading
 import time
@@ -39,7 +39,10 @@ def with_weights(path, weights, **sources):
 
 
 def taken_until(loader, is_so, beside):
-    """Take batches until something is the case; return the last of them. Whoever watches beside goes on meanwhile."""
+    """Take batches until a condition is true; return the last batch.
+
+    Code that watches in the background continues meanwhile.
+    """
     until_s = time.monotonic() + WAIT_S
     while True:
         batch = loader.next_batch()
@@ -59,7 +62,9 @@ def test_each_save_is_followed_and_a_faulty_or_half_written_one_changes_nothing(
     run, found, base = tmp_path / "run", [], load_mix(mix_path)[0]
     told, fault_of = threading.Event(), watch._fault_of
     monkeypatch.setattr(watch, "_fault_of", lambda error: (told.set(), fault_of(error))[1])
-    file = tmp_path / "edited.yaml"  # a copy: of the run's own file every start notes what it says
+    file = (
+        tmp_path / "edited.yaml"
+    )  # a copy, because every start records the contents of the run's own file
     file.write_text(mix_path.read_text())
     whole = with_weights(
         file, {"ids": 1, "text": 3, "books": 4}, books={"type": "jsonl", "path": "books.jsonl"}
@@ -70,8 +75,8 @@ def test_each_save_is_followed_and_a_faulty_or_half_written_one_changes_nothing(
         beside.start()
         file.write_text(with_weights(file, {"ids": 1, "text": 3}))
         taken_until(loader, (run / EDITS_NAME).exists, beside)
-        # As an editor saves it: emptied, the first half, then all of it under another name. On a busy machine that
-        # may take as long as what is saved stays as it is.
+        # As an editor saves it: emptied, the first half, then all of it under another name. On a busy machine the
+        # pauses may last as long as the time after which a file counts as saved.
         with monkeypatch.context() as saving:
             saving.setattr(watch, "STILL_S", WAIT_S)
             file.write_text("")
@@ -102,7 +107,7 @@ def test_each_save_is_followed_and_a_faulty_or_half_written_one_changes_nothing(
 
 
 def test_a_save_is_of_the_stage_that_ranks_are_in_however_far_plans_are_ahead(mix_path, tmp_path):
-    """It was refused by the ramp of a stage to come, or told that its own stage was over."""
+    """Earlier, the save was refused because of the ramp of a later stage, or reported that its own stage was over."""
     run, mix = tmp_path / "run", yaml.safe_load(mix_path.read_text())
     mix["mix"]["stages"] = [
         {"from_step": 0, "weights": {"ids": 1, "text": 1}},

@@ -63,7 +63,7 @@ def plane(tmp_path, monkeypatch):
 
 
 def seen(run, wanted):
-    """Wait until the status tells what is wanted."""
+    """Wait until the status has the wanted value."""
     until_s = time.monotonic() + LIMIT_S
     while True:
         assert time.monotonic() < until_s, read_status(run)
@@ -124,7 +124,7 @@ def test_show_tells_the_rate_and_what_was_skipped_of_each_source(tmp_path, monke
         seen(run, has_taken_three)
     told = json.loads(shown("--json").stdout)
     (source,) = [each for each in told["sources"] if each["name"] == "bad"]
-    # Each time that the source is gone through, two lines of it are; what was read ahead is not counted.
+    # Two lines of the source are counted in each epoch; read-ahead is not counted.
     times = int(source["epochs"])
     assert 2 * times <= told["skipped"].get("bad", 0) <= 2 * times + 2
     assert told["tokens_per_s"] == pytest.approx(told["steps_per_s"] * 32)
@@ -189,7 +189,7 @@ def test_every_metric_of_the_dashboard_and_the_alerts_is_there(plane):
         for name in re.findall(r"\bomniload_[a-z_]+", (MONITORING / file).read_text())
     }
     assert len(named) >= 14
-    # Of what nothing was counted yet, only the type is told; all else has a value here.
+    # A metric without any count has only a line for its type; all others have a value here.
     uncounted = {"omniload_retries_total", "omniload_samples_skipped_total"}
     # Roles note their figures after the step that they belong to was handed out.
     until_s = time.monotonic() + LIMIT_S
@@ -226,7 +226,7 @@ def test_runs_that_one_scrape_job_finds_are_told_apart():
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     rules = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"][0]["rules"]
 
-    # Were a hanging run added to one that goes on, nobody would be told of it.
+    # If a hanging run were added to a running one, the alert would not fire.
     groups = re.findall(r"by \(([^)]*)\)", "\n".join([*asked, *(rule["expr"] for rule in rules)]))
     assert len(groups) >= 5
     assert [each for each in groups if "instance" not in each] == []

@@ -1,4 +1,4 @@
-"""A run over conversations is gone on with under the names it began with, and under no others."""
+"""A run over conversations resumes under the names with which it began, and under no others."""
 
 import orjson
 import pytest
@@ -22,7 +22,7 @@ NAMES = {
 def folder(tmp_path):
     (tmp_path / "chatml.jinja").write_text(CHATML)
     chats = conversations(80)
-    # Each message has what is said twice, so that the data can be read under either name.
+    # Each message contains its text twice, so that the data can be read under either name.
     both = [[each | {"value": each["content"]} for each in chat] for chat in chats]
     lines = b"".join(orjson.dumps({"messages": chat}) + b"\n" for chat in both)
     (tmp_path / "chats.jsonl").write_bytes(lines)

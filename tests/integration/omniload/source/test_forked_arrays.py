@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 LIMIT_S = 60
-"""Of a process that starts and forks; one that waits for a thread that is not there does so for ever."""
+"""Limit for a process that starts and forks; a process that waits for a missing thread would wait for ever."""
 FORK = """
 import os, threading
 from io import BytesIO

@@ -1,4 +1,4 @@
-"""Every kind of shard on each store, before a server that runs: what a folder gives, and what is refused.
+"""Every kind of shard on each store, with a running server: the same samples as from a folder, and the refusals.
 
 S3 is moto's server, Cloud Storage an emulator, HDFS Hadoop's own. A few kinds of each store are run always, all of them
 in ``make soak``: formats make the same calls as over the store in memory of their contract.
@@ -122,7 +122,8 @@ def test_a_store_gives_what_a_folder_does_from_every_position_and_keeps_its_inde
 
     assert (source.content_digest, source.facts) == (local.content_digest, local.facts)
     assert samples(source.read(0, until)) == whole
-    # To the end of the first records of each, and some way into the next epoch: all of it would be read at each.
+    # Up to the end of the first records of each, and some way into the next epoch: a full read at each place would be
+    # long.
     parts = [samples(resumed.read(p, min(p + 5, until))) for p in range(until + 1)]
     assert parts == [whole[p : p + 5] for p in range(until + 1)]
     for position in np.random.default_rng(0).permutation(N)[:6].tolist():

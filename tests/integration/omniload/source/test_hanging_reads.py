@@ -1,7 +1,7 @@
-"""Processes that end while a store holds back what they read.
+"""Processes that end while a store delays their reads.
 
-A client of a store waits in Python, below Arrow. A thread that came back from such a wait while the interpreter was
-torn down aborted the process: after the error that a user was told, or after Ctrl-C.
+A client of a store waits in Python, below Arrow. A thread that returned from such a wait while the interpreter was
+torn down aborted the process: after the error that a user had seen, or after Ctrl-C.
 """
 
 import re
@@ -137,5 +137,5 @@ def test_a_process_ends_soon_and_in_order_while_a_store_holds_back_what_it_reads
     assert "Exception ignored" not in said
     assert process.returncode == code, said
     assert re.search(says, said), said
-    # Of threads that do not end closing waits ten seconds, and says so.
+    # If threads do not end, closing waits ten seconds and reports it.
     assert "closed while a call does not end" not in said

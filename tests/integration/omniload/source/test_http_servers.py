@@ -1,4 +1,4 @@
-"""Servers of HTTP that do less than sources need: what is wrong is said, and a large file is not held."""
+"""HTTP servers that do less than sources need: the fault is named, and a large file is not kept in memory."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -39,7 +39,7 @@ class WholeFiles(BaseHTTPRequestHandler):
                 left -= len(part)
                 type(self).sent_bytes += len(part)
         except ConnectionError:
-            pass  # whoever asked has seen enough
+            pass  # the client has seen enough
 
     def log_message(self, *said):
         pass
@@ -161,7 +161,7 @@ def test_a_server_that_has_too_much_to_do_as_a_file_is_opened_has_given_no_corru
         try:
             read(file)
         finally:
-            kind.status = 200  # by the next look it is well again
+            kind.status = 200  # at the next look it works again
 
     with pytest.raises(UnavailableError, match=f"{name}: cannot be read: 503, "), reading(file):
         read_meanwhile()
@@ -187,7 +187,8 @@ def test_a_file_that_a_server_does_not_have_any_more_is_gone(serve, tmp_path):
 
 
 def test_a_file_that_a_list_names_may_be_refused_where_it_is_not_there(serve, tmp_path):
-    # S3 over HTTP answers so of what is not there to whoever may not list: a compressed shard is looked for first.
+    # S3 over HTTP gives this answer about missing files to clients that may not list, and the name of a compressed
+    # shard is tried first.
     kind, url = serve(Ailing)
     (file,) = find_files([f"{url}/small"], tmp_path, source="web")
     kind.status = 403

@@ -110,6 +110,6 @@ def test_tools_look_at_tiles(tmp_path, monkeypatch):
 
     assert checked.exit_code == 0, checked.output
     lengths = [source["length"]["longest"] for source in found["sources"]]
-    # Of a caption some words, and five images of four tokens at most, with theirs.
+    # A caption has some words and at most five images, of four tokens plus their marks each.
     assert min(lengths) > 5 * 4
     assert all(source["looked_at"] == source["records"] for source in found["sources"])

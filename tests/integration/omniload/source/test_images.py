@@ -149,7 +149,7 @@ def after_all_to_all(shares, length):
 
 @dataclass
 class Exchanged:
-    """What comes of the all-to-alls of one step."""
+    """Results of the all-to-alls of one step."""
 
     rows: dict = field(default_factory=dict)
     """The patch at each place of each row, by the row's tokens."""
@@ -173,7 +173,7 @@ class Exchanged:
         for (d, c), part in parts.items():
             batch = Batch(step=m, microbatches=(part,), loss_tokens=1, imbalance=1.0, bound=1.0)
             for peer, rank in enumerate(tree.ranks_at(dp=d, cp=c)):
-                # As it reaches a peer: over the wire.
+                # As a peer receives it: over the wire.
                 (mine,) = own_part(from_bytes(to_bytes(batch)), peer, ()).microbatches
                 own_W[rank] = mine.encoding
         self.encoded += [tuple(key) for share in own_W for key in share.keys_I4.tolist()]

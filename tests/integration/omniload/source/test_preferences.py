@@ -32,7 +32,7 @@ MIX = {
 }
 STYLES = ("messages", "prompt text", "whole conversations", "texts", "shared", "shared whole")
 NAMES = {"role": "from", "content": "value", "roles": {"human": "user", "gpt": "assistant"}}
-"""As ShareGPT has them, and data sets that took them over."""
+"""Names of ShareGPT, and of data sets that copied them."""
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def records(style):
     """Return pairs as their publishers write them."""
     for i in range(COUNT):
         prompt = f"how many are {i} and {i}? " + "think " * (i % 7)
-        # What ends with a character of several tokens is trained on to the last of them.
+        # A text that ends with a character of several tokens is trained on to the last of them.
         chosen, rejected = (
             f"{2 * i}{' 😀' * (i % 3)}",
             f"{i} und {i} sind {2 * i + 1} " + "oder " * (i % 5),
@@ -182,7 +182,9 @@ def test_a_loss_of_pairs_is_that_of_sequences_that_nobody_packed(folder):
     write("jsonl", "texts")
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Embedding(400, 16), torch.nn.Linear(16, 400)).double()
-    head = torch.nn.Embedding(256, 400).double()  # by place, which must begin anew on each side
+    head = torch.nn.Embedding(
+        256, 400
+    ).double()  # by place, so positions must begin anew on each side
 
     def logp(tokens, places, labels):
         scores = torch.log_softmax(model(tokens) + head(places), -1)
@@ -240,7 +242,7 @@ def test_losses_are_noted_by_pair(folder):
 
 
 def test_show_has_the_mean_of_pairs_each_of_which_counts_once(folder):
-    """As the loss of DPO is one of a pair, whatever the length of its answers."""
+    """As the loss of DPO is the loss of a pair, whatever the length of its answers."""
     write("jsonl", "messages")
     with omniload.open(a_mix(), arrays="numpy", run_dir="run") as loader:
         batch = next(iter(loader))
@@ -331,9 +333,9 @@ def test_sources_that_hold_no_pairs_are_refused(folder, source, said):
             {"prompt": None, "chosen": "b", "rejected": "c"},
             "prompt is null, not a list of messages",
         ),
-        # As JSON escapes it, and as it is.
+        # As JSON escapes it, and as the plain character.
         ({"prompt": "a", "chosen": "b", "rejected": "c\ufdd1"}, "holds a noncharacter"),
-        (  # as UltraFeedback has them
+        (  # in the format of UltraFeedback
             {
                 "prompt": "a",
                 "chosen": [

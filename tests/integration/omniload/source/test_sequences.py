@@ -1,7 +1,7 @@
 """Runs of joined documents, weights counting sequences: exact over ranks, readers, resumes and a token cache.
 
-The oracle reads the files by pyarrow, json and numpy, and knows no code of ours. Of documents that stay apart, it has
-their lengths as OLMo-core has them, and positions as Megatron has them.
+The oracle reads the files by pyarrow, json and numpy, without any code of ours. For documents that stay apart, it
+computes their lengths as OLMo-core does and positions as Megatron does.
 """
 
 import json
@@ -137,7 +137,7 @@ def test_steps_are_the_same_for_other_ranks_readers_and_a_token_cache_of_any_fil
     assert run(tmp_path, read)[0] == alone
     assert run(tmp_path, kept, count=3)[0] == alone[:3]
     entries = sorted(path for path in (tmp_path / "kept").rglob("*") if path.is_file())
-    assert len(entries) == 1  # of text alone
+    assert len(entries) == 1  # the log entry is about text alone
     assert run(tmp_path, kept)[0] == alone
     entries[0].write_bytes(entries[0].read_bytes()[:-9])
     assert run(tmp_path, kept)[0] == alone
@@ -150,7 +150,7 @@ END = 7
 
 
 def get_document_lengths(input_ids, eos_token_id):
-    """As OLMo-core, ``olmo_core.data.utils``, with numpy for torch."""
+    """The function of OLMo-core, ``olmo_core.data.utils``, with numpy instead of torch."""
     boundaries = np.concatenate(
         [
             [-1],
@@ -162,7 +162,7 @@ def get_document_lengths(input_ids, eos_token_id):
 
 
 def reset_position_ids(data, eod_token):
-    """As ``_get_ltor_masks_and_position_ids`` of Megatron-LM, with numpy for torch."""
+    """``_get_ltor_masks_and_position_ids`` of Megatron-LM, with numpy instead of torch."""
     position_ids = np.arange(len(data))
     prev_index = 0
     for i in position_ids[data == eod_token].copy():
@@ -213,7 +213,7 @@ def documents_in(batch):
 
 
 def cost_of(lengths):
-    """As ``balance`` says it where a mix says nothing: six times a width of 128, and pairs within documents."""
+    """The default cost of ``balance``: six times a width of 128, and pairs within documents."""
     return sum(768.0 * length + float(length) ** 2 for length in lengths)
 
 
@@ -233,7 +233,7 @@ def test_attention_labels_and_costs_stay_within_documents_that_are_joined_apart(
                 predicted = [*piece.tokens[1:].tolist(), IGNORE_LABEL]
                 for end in np.cumsum(lengths).tolist():
                     predicted[end - 1] = IGNORE_LABEL
-                # Of a source with masks some labels more are left out.
+                # In a source with masks, some further labels are left out.
                 held = labels != IGNORE_LABEL
                 assert labels[held].tolist() == np.array(predicted)[held].tolist()
                 assert piece.source == 0 or labels.tolist() == predicted

@@ -77,7 +77,7 @@ class Shards:
         store.invalidate_cache()
 
     def source(self, where, cache=None):
-        """Open it as another process would: nothing is at hand of what clients keep."""
+        """Open it as another process would, without anything that clients have cached."""
         fsspec.AbstractFileSystem.clear_instance_cache()
         config = KINDS[self.kind]
         return open_source(
@@ -147,7 +147,7 @@ def test_a_shard_that_is_replaced_on_s3_under_a_run_stops_it(s3, tmp_path):
     source.read(0, 100)
     assert 0 < taken_bytes(tmp_path / "near") <= 1 << 20 < shard.stat().st_size
     shard.write_bytes(shard.read_bytes().replace(b"x", b"y"))
-    # By another client: the one of the run keeps its listing.
+    # By another client, because the client of the run caches its listing.
     writer, path = url_to_fs(shards.url, skip_instance_cache=True)
     writer.put_file(str(shard), f"{path}/a.jsonl")
 

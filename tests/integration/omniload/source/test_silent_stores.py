@@ -1,4 +1,4 @@
-"""A check of sources in stores that take connections and say nothing, and in those that take none."""
+"""A check of sources in stores that accept connections and never answer, and in those that accept none."""
 
 import socket
 import sys
@@ -67,7 +67,7 @@ def test_a_store_that_says_nothing_is_told_once_within_its_limit_with_other_faul
     )
     assert "--store-timeout 5m" in said
     assert said.count("gave no answer") == 1
-    # All that is wrong is told at once, whichever store is silent.
+    # All faults are reported at once, whichever store is silent.
     assert "sources.d" in said
     assert took_s < 30
 
@@ -135,7 +135,7 @@ def test_a_namenode_that_is_gone_is_told_before_its_client_gives_up(
     (tmp_path / "nowhere.jsonl").write_text('{"text": "a"}\n' * 40)
     (tmp_path / "mix.yaml").write_text(MIX.replace("A/", f"{url}/"))
 
-    # A process of its own: the client goes on trying in a thread that nobody can end.
+    # A process of its own, because the client keeps trying in a thread that cannot be ended.
     done = finished(
         [sys.executable, "-m", "omniload", "mix", "check", "mix.yaml", "--store-timeout", "2s"],
         limit_s=60,

@@ -1,4 +1,4 @@
-"""What Lance, which reads by a client of its own, does before a real S3 server (moto's, where it is installed)."""
+"""Lance, which reads with its own client, against a real S3 server (moto's, if it is installed)."""
 
 import socket
 import socketserver
@@ -42,7 +42,7 @@ def server(s3_of_all):
 
 
 def clients_of(address):
-    """Have whoever opens a URL of S3 come to a server, with a key."""
+    """Direct every client of S3 URLs to a server, with a key."""
     return clients_told("s3", key="k", secret=SECRET, endpoint_url=f"http://{address}")
 
 
@@ -105,7 +105,7 @@ STEPS = 6
 
 
 class TestLance:
-    """What Lance, which reads by a client of its own, is told of the store that our client has."""
+    """The settings of our client of a store, passed on to Lance, which reads with its own client."""
 
     @pytest.fixture
     def kind(self):
@@ -161,7 +161,7 @@ class TestLance:
 
 
 class Versions:
-    """A data set that others go on writing to, in the store alone."""
+    """A data set in the store that others keep writing."""
 
     def __init__(self, address):
         self.url = f"s3://corpora/{uuid.uuid4().hex}/own.lance"

@@ -52,7 +52,7 @@ def local_run(spec, count=STEPS):
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """A corpus with its mix, and what a run of it with one reader of each source takes."""
+    """A corpus with its mix, and the cost of a run of it with one reader for each source."""
     folder = tmp_path_factory.mktemp("corpus")
     mix = a_mix(folder)
     return folder, mix, local_run(a_spec(folder, mix))[0]
@@ -161,7 +161,7 @@ def test_readers_and_loaders_that_are_killed_and_stopped_change_no_step(tmp_path
         os.kill(loader, signal.SIGKILL)
         steps += more()
         assert psutil.wait_procs(its, timeout=60)[1] == []
-        # Those of the shadow that is started behind it come once it has settled.
+        # The readers of the successor shadow come once that shadow has settled.
         until_s = time.monotonic() + WHOLE_WITHIN_S
         while len(readers_now()) < 4:
             assert time.monotonic() < until_s, f"{readers_now()} after {WHOLE_WITHIN_S} s"
@@ -171,7 +171,7 @@ def test_readers_and_loaders_that_are_killed_and_stopped_change_no_step(tmp_path
     assert steps == alone
     assert psutil.wait_procs(pids, timeout=60)[1] == []
     said = (tmp_path / "run" / "logs" / "loader-0.log").read_text()
-    assert " has ended" in said  # as the call says that noticed it
+    assert " has ended" in said  # in the words of the call that noticed it
     assert "is stopped" in said
 
 

@@ -1,4 +1,4 @@
-"""A job on Ray whose mix comes to need a heavy source, and needs it no more: readers come and go, no step changes."""
+"""A job on Ray whose mix needs a heavy source for a while: readers come and go, and no step changes."""
 
 import os
 import time
@@ -60,7 +60,8 @@ def readers_now():
 def a_heavy_mix(tmp_path, monkeypatch):
     """Return what writes a mix with a source of which more would take several readers."""
     cores = len(os.sched_getaffinity(0))
-    # It held with a load of eight for each core; of more, a reader gets less of one than it must.
+    # The test passed with a load of eight for each core. Under a higher load, a reader gets less of a core than it
+    # needs.
     if cores < 2 or os.getloadavg()[0] > 8 * cores:
         pytest.skip("NOT TESTED: no core is there for a reader beside the loader")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -89,7 +90,7 @@ def lines_of_loaders(run_dir):
     return "\n".join(log.read_text() for log in (run_dir / "logs").glob("loader-*.log"))
 
 
-@pytest.mark.soak  # a minute and a half: it is not known at once what a source takes
+@pytest.mark.soak  # a minute and a half, because the cost of a source is not known at once
 @pytest.mark.timeout(1200)
 def test_before_a_stage_of_the_mix_a_reader_is_there_and_no_step_changes(tmp_path, a_heavy_mix):
     stages = [
@@ -103,7 +104,7 @@ def test_before_a_stage_of_the_mix_a_reader_is_there_and_no_step_changes(tmp_pat
             digests += taken_by([client], 1)
             time.sleep(PACE_S)
         assert len(readers_now()) >= 1
-        # Nor did a step of the stage have to be read for that.
+        # No step of the stage had to be read for that.
         assert f"from step {STAGE_AT} on its share is 90%, and 10% now" in lines_of_loaders(run_dir)
         digests += taken_by([client], 2 * BEFORE)
 

@@ -1,6 +1,6 @@
 """The scaler of a running plane of actors decides by itself: a loader is there before a stage of slow sources begins.
 
-Times are a twentieth of what they are in a run; what is decided, and by which loads, is the machine's own.
+Times are a twentieth of those in a run. The decisions, and the loads that cause them, are the machine's own.
 """
 
 import time
@@ -60,12 +60,12 @@ def a_slow_mix(folder, milliseconds, falls):
 
 @pytest.fixture
 def hurried(monkeypatch):
-    """Return what hurries a time of the scaler, and hurry what has it add a loader."""
+    """Shorten the times after which the scaler adds a loader; return a function that shortens another time."""
 
     def hurry(name, module=scaler):
         monkeypatch.setattr(module, name, getattr(module, name) / 20)
 
-    # Not what has it take one away: a busy machine, and whoever waits for the other loader, slow the pace.
+    # The time before it removes a loader stays: a busy machine and the wait for the other loader slow the pace.
     for name in ("_AVERAGE_S", "_OVER_S", "_SETTLE_S"):
         hurry(name)
     hurry("_LOOK_S", shell)
@@ -73,14 +73,14 @@ def hurried(monkeypatch):
 
 
 class Trainer:
-    """Two ranks that take steps at their pace, and what was there at each."""
+    """Two ranks that take steps at their pace, and the loaders that existed at each step."""
 
     def __init__(self, plane):
         self.plane, self.digests, self.loaders = plane, [], []
         self.clients = [Client(plane.handle(rank)) for rank in range(2)]
 
     def train(self, to, *, until=None):
-        """Take steps up to one; wait before it until so many loaders are there, where that is asked for."""
+        """Take steps up to one; wait before it until the plane has ``until`` loaders, if given."""
         ends_s = time.monotonic() + LIMIT_S
         while len(self.digests) < to:
             while until not in {None, self.num_loaders()} and len(self.digests) >= to - 40:

@@ -1,4 +1,4 @@
-"""Sources move between the loaders of a running plane of actors: the steps stay those of a plane that never changes."""
+"""Sources move between the loaders of a running plane of actors: the steps equal those of an unchanged plane."""
 
 import os
 import signal
@@ -56,7 +56,7 @@ def test_sources_move_live_though_the_old_loader_and_the_planner_are_killed(tmp_
         before = plane.pids()
         for role in ("loader-0", "planner"):
             os.kill(before[role], signal.SIGKILL)
-        mover.move([1], added)  # whether the lost ones have successors by now or not
+        mover.move([1], added)  # whether or not the lost ones already have successors
         train()
         mover.retire("loader-0")
         train()
