@@ -1,4 +1,4 @@
-"""Stages of a pipeline, as processes of torch: each has what it uses, and they train as whole batches do."""
+"""Stages of a pipeline, as processes of torch: each has the parts that it uses, and trains as on whole batches."""
 
 from collections import Counter
 

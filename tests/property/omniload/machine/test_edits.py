@@ -249,7 +249,7 @@ def test_of_many_steps_that_are_skipped_next_to_nothing_is_read(monkeypatch):
         gaps = [start - stop for (_, stop), (start, _) in pairwise(ranges)]
         assert max(gaps) > 5, (
             ranges
-        )  # the first reads, before step 1 was planned, lie before this range
+        )  # the reads until step 1 was planned lie before the gap
 
 
 @few(8, soak=200)

@@ -1,4 +1,4 @@
-"""What a launch is known by, and locks that go with their holder."""
+"""The identity of a launch, and locks that end with their holder."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""Whoever changes a plane waits for a turn, not for ever, and says for whom."""
+"""A caller that changes a plane waits until it is admitted, with a limit, and names the one it waits for."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Heartbeats: what a role says of itself, and how others read it without asking."""
+"""Heartbeats: a role's reports about itself, and how others read them without asking."""
 
 import os
 import threading

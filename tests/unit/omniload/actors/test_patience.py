@@ -1,4 +1,4 @@
-"""What is told of a wait whose limit has passed, and which time counts."""
+"""The message about a wait whose limit has passed, and the time that counts."""
 
 from concurrent.futures import Future
 
@@ -17,7 +17,7 @@ def test_a_planner_that_is_late_to_hear_of_a_loader_is_told_as_late():
 
 
 class Board:
-    """Of roles without a heartbeat."""
+    """A board of roles without a heartbeat."""
 
     def read(self):
         return {}
@@ -32,7 +32,7 @@ def test_a_wait_in_which_its_own_process_was_stopped_has_the_rest_of_its_limit_y
 
     def ready(turn_s):
         turns.append(turn_s)
-        # Stopped for a day in the second turn; the batch is there 5 s after it goes on.
+        # Stopped for a day in the second look; the batch is there 5 s after it resumes.
         clock.advance(5.0 if len(turns) == 3 else turn_s + 86_400.0 * (len(turns) == 2))
         return len(turns) == 3
 

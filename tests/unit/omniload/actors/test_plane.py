@@ -1,4 +1,4 @@
-"""What both runtimes share: how a planner comes to be, and what is refused before anything starts."""
+"""Common code of both runtimes: the creation of a planner, and refusals before anything starts."""
 
 from dataclasses import replace
 
@@ -248,7 +248,7 @@ def test_a_planner_that_finds_other_samples_than_were_recorded_publishes_nothing
 
 
 def adding(name, records):
-    """Return a change that adds a source, and what is found in it."""
+    """Return a change that adds a source, and the findings about the source."""
     source = ParquetSource(type="parquet", path=f"{name}/*.parquet", tokens="tokens")
     return AddSource(name=name, source=source, weight=1.0), some_facts([records])[0]
 

@@ -30,7 +30,7 @@ INTERNAL = "OMNILOAD_MARKS"
 @click.command()
 @click.argument("outcome")
 def act(outcome):
-    """Do what is asked."""
+    """Perform the requested outcome."""
     if outcome in ERRORS:
         raise ERRORS[outcome]
     errors = {

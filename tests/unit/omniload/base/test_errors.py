@@ -1,4 +1,4 @@
-"""The exception tree: what it promises to callers and to other processes."""
+"""The exception tree: its promises to callers and to other processes."""
 
 import pickle
 import traceback
@@ -88,7 +88,7 @@ def transform():
 
 
 def caught(call):
-    """Return what a call of ours raises, with our frames first."""
+    """Return the exception of a call of ours, with our frames first."""
     try:
         with_retries(call, (), lambda _: None)
     except (OmniloadError, ValueError) as error:
@@ -124,7 +124,7 @@ def test_of_an_error_that_leaves_a_call_of_a_users_the_line_that_made_it_is_show
     with pytest.raises(ConfigError) as told:
         opened(fail, (), lambda _: None)
 
-    # That line, and what is no file of ours: neither the call nor the decorator.
+    # That line, and frames outside our files: neither the call nor the decorator.
     assert [name for name in frames(told.value) if not name.startswith("test_")] == ["fail"]
     assert opened.__name__ == "with_retries"
 

@@ -100,7 +100,7 @@ def test_setting_up_twice_writes_every_line_once(monkeypatch, project_logger):
 
 
 def test_a_process_without_standard_error_logs_nothing_and_goes_on(monkeypatch, project_logger):
-    monkeypatch.setattr(sys, "stderr", None)  # as Python has it where descriptor 2 is closed
+    monkeypatch.setattr(sys, "stderr", None)  # as Python sets it if descriptor 2 is closed
 
     set_up_logging()
     get_logger("omniload.test").warning("hello")
@@ -121,7 +121,7 @@ def test_the_root_logger_is_left_alone(project_logger):
 
 def test_handlers_of_the_program_get_no_secret_in_a_line_or_its_traceback():
     shown = io.StringIO()
-    handler = logging.StreamHandler(shown)  # as one for JSON, whose formatter is not ours
+    handler = logging.StreamHandler(shown)  # like a handler for JSON, whose formatter is not ours
     logger = get_logger("a_store")
     logging.getLogger("omniload").addHandler(handler)
     note_secret("hush-hush-hush")

@@ -10,7 +10,7 @@ from omniload.base.retry import backoff_s, with_retries
 
 
 def scripted(*outcomes):
-    """Return a function that gives the outcomes in turn, raising those that are errors."""
+    """Return a function that returns the outcomes one after another, raising those that are errors."""
     left = list(outcomes)
 
     def attempt():

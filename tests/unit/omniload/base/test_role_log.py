@@ -1,4 +1,4 @@
-"""Lines of roles in the folder of a run: whose they are, how many stay, and what is never in them."""
+"""Log lines of roles in the folder of a run: their role, their number, and what they never contain."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""A file is there whole or as it was, and nothing is left beside it."""
+"""A file exists whole or unchanged, and no draft remains next to it."""
 
 import errno
 import os
@@ -54,7 +54,7 @@ def test_a_name_as_long_as_a_name_may_be_is_written(tmp_path, name, monkeypatch)
     assert (tmp_path / name).read_bytes() == b"x"
     assert [
         draft.encode().decode() for draft in drafts
-    ] == drafts  # of half a character it is no text
+    ] == drafts  # half a character is no text
 
 
 @pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a pipe"), (os.mkdir, "a folder")])

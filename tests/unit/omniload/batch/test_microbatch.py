@@ -1,4 +1,4 @@
-"""What follows from the tokens of a microbatch and the bounds of its documents."""
+"""Values that follow from the tokens of a microbatch and the bounds of its documents."""
 
 import pickle
 

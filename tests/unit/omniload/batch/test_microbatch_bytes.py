@@ -1,4 +1,4 @@
-"""A batch as bytes: what comes back is what was sent, and what is none is refused."""
+"""A batch as bytes: it comes back as it was sent, and other bytes are refused."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Rows from pieces: tokens, labels, positions, boundaries, and what is refused."""
+"""Rows from pieces: tokens, labels, positions, boundaries, and refusals."""
 
 import numpy as np
 import pytest

@@ -159,7 +159,7 @@ drawn_rows = st.lists(
 
 @given(drawn_rows, st.integers(0, 1 << 30), st.sampled_from([1, 2, 4]))
 def test_a_mean_counts_at_each_label_that_it_goes_over(rows, seed, peers):
-    """Held against every label of its own, also where cp peers tell of parts of them."""
+    """Compared with every label of its own, also if cp peers report parts of them."""
     microbatch = rows_of(rows)
     rng = np.random.default_rng(seed)
     labels, of_all = microbatch.labels_RT, rng.random()

@@ -13,7 +13,7 @@ from tests.support.plane.builders import a_microbatch
 LENGTH = 8
 ROWS = (
     ((0, 3, 0, 0, 5, 5), (1, 0, 0, 0, 3, 3)),  # full
-    ((1, 1, 0, 0, 4, 9),),  # goes on elsewhere; padded
+    ((1, 1, 0, 0, 4, 9),),  # continues elsewhere; padded
     (),
     ((1, 1, 0, 4, 9, 9), (0, 4, 0, 0, 1, 1), (0, 5, 0, 0, 1, 1)),
 )

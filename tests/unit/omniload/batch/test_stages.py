@@ -26,7 +26,7 @@ COLUMNS = {name: name for name in ("tokens", "labels", "scores", "images")} | {
     "lang": "own",
     "reward": "own",
 }
-"""What a stage is given them by."""
+"""The columns that the stages name."""
 
 
 def some_rows(length=32):
@@ -55,7 +55,7 @@ def stages_of(numbers, columns=DEFAULT):
 
 
 def served(batch, stages, *, sliced=False):
-    """Return what each peer has of a batch that the first of them sends, and the bytes that came to it."""
+    """Return the part of a batch that each peer receives from the first one, and the number of bytes."""
     routes = Routes.among(stages, sliced=sliced)
     sent = to_parts(batch, routes)
     assert len(sent.shared) == len(routes.lines)
@@ -69,7 +69,7 @@ def served(batch, stages, *, sliced=False):
 
 
 def fields_of(batch):
-    """Return the fields of a batch; of one that is refused, the message."""
+    """Return the fields of a batch, or the message of the refusal."""
     rows, found = TrainingBatch(batch, NumpyArrays(), "shifted"), {}
     for name in ("tokens", "labels", "position_ids", "cu_seqlens", "columns_in_row"):
         try:
@@ -85,7 +85,7 @@ def fields_of(batch):
 
 
 def assert_has(found, whole, wanted):
-    """Check that a rank has the columns of its stage, and that any other tells how to ask for it."""
+    """Check that a rank has the columns of its stage, and that each other column names the way to request it."""
     mine, theirs = fields_of(found), fields_of(whole)
     for name, values in theirs.items():
         if name in COLUMNS and COLUMNS[name] not in wanted:

@@ -1,4 +1,4 @@
-"""What a check refuses or doubts, each with its line."""
+"""Refusals and doubts of a check, each with its line."""
 
 import gzip
 import io
@@ -243,7 +243,7 @@ def test_what_may_give_nothing_is_a_warning_with_its_line(tmp_path, name):
     given, said = DOUBTED[name]
 
     code, lines = checked(tmp_path, **given)
-    _, again = checked(tmp_path, **given)  # what was found of the source is kept
+    _, again = checked(tmp_path, **given)  # the findings about the source are kept
 
     assert code == 0
     (warning,) = (line for line in lines if "warning" in line)
@@ -546,7 +546,7 @@ def test_a_step_of_many_stages_is_told_by_the_weights_of_its_own_stage(level, mo
 
     found = warnings_of_a_step(mix, sizes)
 
-    # Of 128 tokens web has half, or, where it has half of the samples, a quarter: its 32 tokens, and no more.
+    # Of 128 tokens web has half. With half of the samples it has a quarter of the tokens, its 32 tokens, and no more.
     assert [text.partition("times")[0] for text in found] == (
         ["a single step goes through web 2.0 "] if level == "token" else []
     )
@@ -647,7 +647,7 @@ LENGTHS = [10 + i * 7919 % 3000 for i in range(3000)]
 
 
 def write_shards(folder, texts, form):
-    """Write texts in their order as a source of many units; return what a mix file says of it."""
+    """Write texts in their order as a source of many units; return the mix file's entry for it."""
     if form == "parquet":
         for start in range(0, len(texts), 1000):
             table = pa.table({"text": texts[start : start + 1000]})

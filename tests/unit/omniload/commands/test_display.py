@@ -1,4 +1,4 @@
-"""Bars, tables and excerpts: what a terminal is sent."""
+"""Bars, tables and excerpts on a terminal."""
 
 import io
 import subprocess

@@ -1,4 +1,4 @@
-"""``omniload mix import``: a file that stands beside its data becomes a mix that ``check`` finds sound."""
+"""``omniload mix import``: a file next to its data becomes a mix that ``check`` accepts."""
 
 import json
 import os
@@ -347,7 +347,7 @@ def test_a_state_that_cannot_be_read_is_refused_before_it_is_opened(tmp_path, to
         "nanotron": {"data_stages": []},
     }
     (tmp_path / "file.yaml").write_text(yaml.safe_dump(contents[tool]))
-    os.mkfifo(tmp_path / "state.pt")  # whoever reads it waits
+    os.mkfifo(tmp_path / "state.pt")  # a read of it would wait
 
     result = run_mix(
         *("import", tmp_path / "file.yaml", "--from", tool, "-o", tmp_path / "mix.yaml"),

@@ -78,7 +78,7 @@ def test_columns_of_all_files_are_told_of_where_an_index_has_them(kind):
 
 
 def stats_of(num_sources, **changes):
-    """What stats find of so many sources of 10 documents of 8 tokens each."""
+    """Return the stats of sources with 10 documents of 8 tokens each."""
     lengths = LengthHistogram()
     lengths.add(np.full(10, 8))
     source = {"records": 10, "looked_at": 10, "bad": 0, "lengths": lengths, "epoch_tokens": 80}

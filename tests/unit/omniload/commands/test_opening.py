@@ -112,7 +112,7 @@ def test_a_fault_of_a_source_has_the_line_of_its_key(tmp_path):
 
 
 def test_fill_in_the_middle_is_refused_where_the_tokenizer_lacks_its_marks(tmp_path):
-    """As every run refuses it; the second time too, when the rest of the source is known."""
+    """Every run refuses it; the second time too, when the rest of the source is known."""
     mix = a_mixed_corpus(tmp_path)
     fim = MiddleTransform(type="fim", prefix="<pre>", suffix="<suf>", middle="<mid>")
     text = mix.sources["text"].model_copy(update={"transforms": (fim,)})
@@ -212,7 +212,7 @@ def test_conversations_of_which_rows_cut_many_are_told(tmp_path, pack, long, sai
     file = a_mix_of_chats(tmp_path)
     whole = file.read_text()
     opened = {"dp": 1, "cache_dir": tmp_path / "cache"}
-    # What was found of rows that cut nothing does not stand for those that do.
+    # Findings for rows that cut nothing do not count for rows that cut documents.
     file.write_text(whole.replace("length: 16", "length: 64"))
     assert find_sources(open_spec(file, **opened), file)[0].doubts == ()
     file.write_text(whole.replace("length: 16", f"length: 16{pack}"))
@@ -280,7 +280,7 @@ def test_tools_that_are_beside_conversations_and_not_read_are_told_of(
         return
     (found,) = find_sources(spec, file)
 
-    # The jsonl has a record that is left out, which is told of too.
+    # The jsonl has a record that is left out, which is reported too.
     told = [each for each in found.doubts if "records are left out" not in each]
     assert len(found.doubts) - len(told) == (kind == "jsonl")
     assert [said in each for each in told] == [True] * bool(said)
@@ -319,7 +319,7 @@ KINDS = {
 
 
 def a_mix_of_files(folder, kind, count, bad=(), **more):
-    """Return a mix of one source of so many files, some of which hold what its key does not name."""
+    """Return a mix of one source of ``count`` files, some of which lack the key that the source names."""
     write, extension, keys, _ = KINDS[kind]
     for number in range(count):
         write(folder / f"{number:03}.{extension}", number not in bad)
@@ -348,7 +348,7 @@ def test_of_many_files_a_few_are_looked_at_and_their_number_is_known(tmp_path, k
 
 
 LONG = "words " * 20_000
-"""Longer than what is looked at of most later files."""
+"""A text longer than the part of later files that is usually looked at."""
 
 
 def write_long_lines(folder, first):
@@ -407,7 +407,7 @@ def test_where_bad_records_are_skipped_those_of_later_files_are_told_of(tmp_path
         ('{"city": "Bern"}', "call.arguments | tojson", True),
         ('{"city": "Bern"}', "call.arguments", False),
         ({"city": "Bern"}, "call.arguments | tojson", False),
-        ("7", "call.arguments | tojson", False),  # a text without a quote: nothing to tell it by
+        ("7", "call.arguments | tojson", False),  # a text without a quote, which cannot be recognised
     ],
 )
 def test_arguments_that_a_template_quotes_once_more_are_told_and_what_rows_cut_hides_none(

@@ -1,4 +1,4 @@
-"""Numbers of the command line: what is none is refused before it is waited for."""
+"""Numbers of the command line: an invalid one is refused before any wait."""
 
 import click
 import pytest

@@ -1,4 +1,4 @@
-"""The JSON schema says what the models say, as a validator that is not ours reads it."""
+"""The JSON schema agrees with the models, according to a validator that is not ours."""
 
 import json
 from pathlib import Path

@@ -19,7 +19,7 @@ def mix_file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def measured(mix_file, tmp_path_factory):
-    """What a simulation found whose profile was measured, and the profile that it kept: it takes the longest."""
+    """The result of a simulation with a measured profile, and the profile that it kept, which takes longest."""
     folder = tmp_path_factory.mktemp("measured")
     kept = ("--profile", folder / "profile.json", "--cache-dir", folder)
     return json_of("simulate", mix_file, *QUICK, *kept), folder / "profile.json"

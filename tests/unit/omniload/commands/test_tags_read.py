@@ -1,4 +1,4 @@
-"""What a check says of tags that a cost reads and cannot be given: refused if no step can be planned, or doubted."""
+"""A check of tags that a cost reads and cannot get: refused if no step can be planned, otherwise doubted."""
 
 import json
 
@@ -37,7 +37,7 @@ def by_lang(monkeypatch):
 
 
 def checked(folder, *files, cost="by_lang", default="en"):
-    """Check a mix, of files whose records have these languages; return its exit code and what it shows."""
+    """Check a mix of files whose records have these languages; return its exit code and its output."""
     for i, langs in enumerate(files):
         lines = (json.dumps({"text": "word " * 6, "lang": lang}) for lang in langs)
         (folder / f"{i}.jsonl").write_text("".join(f"{line}\n" for line in lines))

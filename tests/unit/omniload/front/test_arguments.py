@@ -1,4 +1,4 @@
-"""What a caller is warned of before a loader is opened."""
+"""Warnings to a caller before a loader is opened."""
 
 import pytest
 

@@ -22,7 +22,7 @@ NOT_YET = -77
 
 
 class LateStream:
-    """Copies that hold nothing until they have arrived, and what was done in which order."""
+    """Copies that have no content until they have arrived, and a record of the calls in order."""
 
     def __init__(self):
         self.calls, self.left = [], []
@@ -54,7 +54,7 @@ class Arrays(TorchArrays):
 
 
 class Handle:
-    """Five steps, of which those in ``ready`` are there without waiting."""
+    """Five steps; those in ``ready`` are there without waiting."""
 
     def __init__(self, state=None, ready=range(5), fails_at=None):
         self.first_step = 0 if state is None else state["step"]
@@ -104,7 +104,7 @@ def a_loader(stream, form=BatchForm, **handles):
 
 
 def train(loader, fields=("tokens", "labels")):
-    """Do what a loop does; return the tensors that it saw, and the state after each batch."""
+    """Act as a loop; return the tensors that it saw, and the state after each batch."""
     seen = []
     for batch in loader:
         tensors = [getattr(rows, name).clone() for rows in batch.microbatches for name in fields]
@@ -126,7 +126,7 @@ def test_the_fields_of_the_batch_before_are_copied_ahead_and_arrive_before_they_
 
     train(a_loader(stream)[0])
 
-    # Two fields of two microbatches; of the first batch nobody asked before.
+    # Two fields of two microbatches; nothing was requested before the first batch.
     assert stream.calls == [
         *("mark", "arrive 0"),
         *([*["copy"] * 4, "mark", "arrive 4"] * 3),
@@ -225,7 +225,7 @@ def test_a_batch_that_the_loop_has_dropped_is_kept_no_longer_than_to_the_next():
 
 
 class Streams:
-    """What ``torch.cuda`` does, as a log."""
+    """A fake of ``torch.cuda`` that logs its calls."""
 
     def __init__(self):
         self.log, self.now = [], "user"
@@ -345,7 +345,7 @@ def test_a_client_that_one_thread_peeks_at_gives_another_each_batch_once(monkeyp
         def take(self, step, timeout_s=None):
             if step == 0 and threading.current_thread() is not other:
                 other.start()
-                asks.wait(60)  # for its turn, or it has had its batch
+                asks.wait(60)  # until it is admitted, or it has had its batch
             return super().take(step, timeout_s)
 
     asks, steps = threading.Event(), []

@@ -1,4 +1,4 @@
-"""Which rank a process is, from arguments, launchers' variables and meshes; and what is refused."""
+"""The rank of a process, from arguments, launchers' variables and meshes; and refusals."""
 
 import math
 from dataclasses import dataclass

@@ -70,7 +70,7 @@ def test_data_without_a_batch_is_told_of_once(make, caplog):
     assert not caplog.text
 
     late = Loader(lambda *_: FakeClient({"step": 4}), BatchForm(arrays=NumpyArrays()))
-    assert late.next_batch() is None  # of a rank that joins at the end of a run
+    assert late.next_batch() is None  # for a rank that joins at the end of a run
     assert not caplog.text
 
     empty = Loader(lambda *_: FakeClient(None, stop=0), BatchForm(arrays=NumpyArrays()))
@@ -207,7 +207,7 @@ def test_a_loader_from_before_the_process_group_hands_no_batch_to_each_of_severa
     loader = Loader(lambda *_: FakeClient(None), form, MixFacts(assumed_alone=assumed_alone))
 
     if assumed_alone and size > 1:
-        for _ in range(2):  # whoever asks again is refused again
+        for _ in range(2):  # a second request is refused too
             with pytest.raises(ConfigError, match="opened before torch's process group of 2 ranks"):
                 loader.next_batch()
     else:
@@ -724,7 +724,7 @@ def test_cp_peers_tell_together_of_rows_that_they_share(observed, tmp_path):
 
     found = losses_of_step(tmp_path / "shared", 0)
     assert found.pieces == due.pieces
-    # Of the nine labels of code one peer has three, and the other six.
+    # One peer has three of the nine labels of code, and the other one six.
     told = losses_of_step(tmp_path / "shared", 1).sources
     assert told == {"code": SourceLoss(3 * 1.0 + 6 * 2.0, 9)}
     # One word of the whole step is said by both.

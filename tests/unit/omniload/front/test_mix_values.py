@@ -1,4 +1,4 @@
-"""What two ranks have different in their mixes: the first keys, both values, and no secret."""
+"""The differences of two ranks' mixes: the first keys, both values, and no secret."""
 
 import pytest
 

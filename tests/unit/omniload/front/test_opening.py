@@ -1,4 +1,4 @@
-"""``omniload.open``: what is refused before a source is touched."""
+"""Refusals of ``omniload.open`` before a source is touched."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""One rank fetches and its peers follow: batches, states, failures and the end, over a queue in the place of ranks."""
+"""One rank fetches and its peers follow: batches, states, failures and the end, over a queue instead of ranks."""
 
 import json
 from collections import deque

@@ -1,4 +1,4 @@
-"""What a training loop is handed: shapes, types, labels of both kinds, masks and joined microbatches."""
+"""The batches of a training loop: shapes, types, labels of both kinds, masks and joined microbatches."""
 
 import itertools
 

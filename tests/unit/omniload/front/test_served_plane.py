@@ -1,4 +1,4 @@
-"""Serving and joining a plane: what is refused before anything starts."""
+"""Serving and joining a plane: refusals before anything starts."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def _servers_end():
 
 
 def a_note(folder, *, served=True, **changes):
-    """Write what a plane for four ranks leaves for those who join, locked as by the one who serves it."""
+    """Write the note that a plane for four ranks leaves for joining ranks, locked as by the serving process."""
     plane = {
         "cluster": "127.0.0.1:1",
         "namespace": "omniload-0",

@@ -1,4 +1,4 @@
-"""What editors and type checkers know of ``omniload.open(**settings)`` is what the models of a mix take."""
+"""The types of ``omniload.open(**settings)`` in editors and type checkers agree with the models of a mix."""
 
 import inspect
 import types
@@ -19,7 +19,7 @@ WRITTEN = {parse_bytes, parse_count, parse_seconds}
 
 
 def type_given(kind, metadata=()):
-    """Return the type of what a caller gives for a field: what is easily written, where the model keeps another."""
+    """Return the type of a caller's value for a field: an easily written one, if the model converts it."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return Union[tuple(type_given(each) for each in inner)]  # noqa: UP007 -- of types that are computed

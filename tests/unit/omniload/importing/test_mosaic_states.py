@@ -1,4 +1,4 @@
-"""States that Mosaic Streaming wrote become the records that it had handed out, by what it did hand out."""
+"""States of Mosaic Streaming become the records that it had handed out, compared with its real batches."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Files of other tools, as their documentation writes them, become mixes; what has no equivalent is refused by name."""
+"""Files of other tools, as in their documentation, become mixes; settings without an equivalent are refused by name."""
 
 import json
 import struct
@@ -66,7 +66,7 @@ IDX_BIN = ("idx", "bin")
 
 
 def a_megatron(prefix, *, tokens, dtype):
-    """Write one document of so many tokens."""
+    """Write one document of ``tokens`` tokens."""
     head = struct.pack("<QBQQ", 1, {np.int32: 4, np.uint16: 8}[dtype], 1, 2)
     body = np.int32(tokens).tobytes() + bytes(8) + np.array([0, 1], np.int64).tobytes()
     prefix.with_suffix(".idx").write_bytes(b"MMIDIDX\0\0" + head + body)
@@ -278,7 +278,7 @@ class TestOlmoCore:
         assert {source.max_repetition for source in free.sources.values()} == {None}
 
     def test_a_list_of_sources_that_a_mixture_names_is_read(self, folder):
-        """As ``SourceMixtureDatasetConfig`` is written, class names and all."""
+        """In the format of ``SourceMixtureDatasetConfig``, class names included."""
         listed = {"_CLASS_": "SourceMixtureList", "sources": OLMO["sources"]}
         content = {"source_list": listed, "seed": 7, "_CLASS_": "SourceMixtureDatasetConfig"}
         alone, _ = imported(folder, "olmo-core", OLMO, dtype="uint32")
@@ -333,7 +333,7 @@ class TestOlmoCore:
         assert "for documents of their own give --end-of-document ID" in notes
 
     def test_rows_of_documents_that_stay_apart_need_the_token_that_ends_them(self, folder):
-        """As OLMo-core has them by ``generate_doc_lengths``."""
+        """As OLMo-core makes them by ``generate_doc_lengths``."""
         mix, _ = imported(
             folder, "olmo-core", OLMO, dtype="uint32", end_of_document=3, documents="apart"
         )
@@ -504,7 +504,7 @@ class TestNanotron:
             assert "give --dtype" not in notes
             return mix.sources["web"].dtype
 
-        # As nanotron finds the bytes of a token itself, where the file does not say.
+        # If the file does not give the bytes of a token, nanotron finds them in the same way.
         assert dtype() == "uint16"
         dataset["vocab_size"] = 128_256
         assert dtype() == "uint32"
@@ -712,7 +712,7 @@ class TestLlmFoundry:
         assert "num_workers: 8 has no equivalent: a matter of speed" in notes
 
     def test_a_step_holds_so_many_samples_as_its_batch_has_rows(self, folder):
-        """Of texts that would fit a row together, as of tokens that are shorter than a row."""
+        """Of texts that would fit into a row together, and of tokens that are shorter than a row."""
         (folder / "web.jsonl").write_text('{"text": "short"}\n' * 99)
 
         imported(folder, "llm-foundry", foundry({"web": {"local": "web"}}), sizes=FROM_FILE)
@@ -815,8 +815,8 @@ class TestLlmFoundry:
 
         assert mix.sources["file"].path == "./data/c4/train"
         assert (mix.pack.length, mix.batch.tokens) == (32, 128)
-        assert mix.pack.overlong == "truncate"  # as it cuts what is longer than max_seq_len
-        assert mix.pack.method == "none"  # and pads what is shorter
+        assert mix.pack.overlong == "truncate"  # as it cuts samples longer than max_seq_len
+        assert mix.pack.method == "none"  # and pads shorter samples
         assert "each sample has a row of its own, cut at max_seq_len or padded" in notes
         assert "\nremote of the training, and not of its data, was not read" in notes
         assert "eval_loader: is not read: declare it as an evaluation mix" in notes
@@ -969,7 +969,7 @@ class TestEnergon:
 
         assert weights_of(imported(folder, "energon", content)[0]) == {"a": 0.25, "b": 0.75}
 
-        # As Energon has it: the newer file stands above the older.
+        # As Energon reads it: the newer file takes precedence over the older one.
         (folder / "a" / ".nv-meta" / ".info.json").write_text('{"shard_counts": {"s.tar": 30}}')
         assert weights_of(imported(folder, "energon", content)[0]) == {"a": 0.5, "b": 0.5}
 
@@ -1064,7 +1064,7 @@ def said(asked, *answers):
 
 
 def samples_in(folder, mix, record):
-    """Return the text of each sample that a mix makes of one record, and of what is trained on in it."""
+    """Return the text of each sample that a mix makes of one record, and of its trained part."""
     write_model(folder / "model", CHATML)
     (name,) = mix.names
     (folder / mix.sources[name].path).write_text(json.dumps(record) + "\n")
@@ -1093,7 +1093,7 @@ class TestAxolotl:
     @pytest.mark.parametrize("dataset", [{}, {"type": None}, {"type": ""}])
     @pytest.mark.parametrize("file", ["ids.parquet", "ids.jsonl"])
     def test_a_dataset_without_a_type_holds_ids_and_labels(self, folder, dataset, file):
-        """As there; it was taken for texts."""
+        """As in that tool; earlier, it was taken for texts."""
         (folder / file).write_bytes(b"x")
         content = AXOLOTL | {"datasets": [{"path": file} | dataset]}
 
@@ -1632,7 +1632,7 @@ def faults(folder, tool, content, **asked):
 
 
 NO_PATH = ["\\ud800", "a\\u0000b", "a" * 5000]
-"""As JSON has them: half a pair of UTF-16, a zero, more than a path can be."""
+"""Names that JSON can contain and paths cannot: half a pair of UTF-16, a zero byte, too many characters."""
 
 
 @pytest.mark.parametrize("text", NO_PATH)

@@ -1,4 +1,4 @@
-"""What the planner knows of masks: how many labels of a step are left out."""
+"""The planner's knowledge of masks: the number of labels of a step that are left out."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The Data Constructor machine: fetch, build, serve, let go."""
+"""The Data Constructor machine: fetch, build, serve, release."""
 
 import numpy as np
 import pytest
@@ -280,7 +280,7 @@ def test_of_steps_asked_together_those_built_before_are_left_as_they_are():
 
 
 def a_rebuilding_constructor():
-    """Return one that asks for two steps, new in the place of a lost one, and what it asks."""
+    """Return a constructor that replaces a lost one and asks for two steps, and its requests."""
     constructor = a_constructor()
     (fetch,) = constructor.handle(BuildSteps(plans=[the_plan(step=2), the_plan(step=3)]))
     assert fetch.steps == (2, 3)

@@ -1,4 +1,4 @@
-"""How much of each source is read ahead: some plans' worth, and no more than memory holds."""
+"""Read-ahead of each source: some plans' worth, within the memory."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_several_plans_of_light_samples_are_known_ahead_of_each_source_by_its_sh
 
     assert demand.bounds_of(0, 5.0) == (demand.targets_S[0], 2 * demand.targets_S[0])
     assert demand.targets_S[0] == pytest.approx(3 * demand.targets_S[1], rel=0.02)
-    # So too while nothing is known of what they weigh.
+    # This is also true while the size of a token is unknown.
     assert demand.bounds_of(1, 0.0) == (demand.targets_S[1], 2 * demand.targets_S[1])
 
 
@@ -63,7 +63,7 @@ def read_ahead(planner, token_bytes, steps, most_known):
                 ahead -= sum(sum(plan.tokens_S) for plan in command.plans)
             if not isinstance(command, ReadAhead):
                 continue
-            # As a loader that reads slowly: a few records of those asked for.
+            # As a loader that reads slowly: a few of the requested records.
             stop = min(command.stop, command.start + most_known)
             table = a_table([6] * (stop - command.start), start=command.start)
             size_bytes = int(6 * token_bytes) * len(table)

@@ -1,4 +1,4 @@
-"""A planner that took over and ranks that never tell it what they have: whom it waits for, and how far others go."""
+"""A planner that took over, and ranks that never report to it: its waits, and the steps of the other ranks."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from omniload.machine.messages import (
 from tests.support.plane.builders import a_mix, a_planner, a_table, released_by
 
 AHEAD = 3
-"""So few that steps are planned and let go one by one."""
+"""Steps ahead, so few that steps are planned and released one by one."""
 
 
 def answered(planner, commands):
@@ -48,7 +48,7 @@ def steps_in(commands):
 
 @pytest.fixture(params=[True, False], ids=["elastic", "ranks that stay"])
 def planner(request):
-    """One of three ranks that took over at step 0, where the one before had come to step 4."""
+    """A planner of three ranks that took over at step 0; the previous planner had reached step 4."""
     mix = a_mix(
         sources=["web"],
         rows=6,
@@ -74,7 +74,7 @@ def test_others_have_the_step_in_which_a_rank_ended_that_told_only_the_planner_b
 
 
 def test_a_journal_that_has_lost_a_step_that_a_rank_has_is_told(planner):
-    # It ended before step 4, and every step is in it before any rank is told of it.
+    # The journal ended before step 4, although each step is in the journal before any rank hears of it.
     with pytest.raises(
         IntegrityError, match=r"rank dp=1 has taken step 4, and the run's journal, .* before step 4"
     ):

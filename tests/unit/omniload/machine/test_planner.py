@@ -62,7 +62,7 @@ def plans_of(commands):
 
 
 def a_running_planner(lengths=(10,) * 40, mix=None, **changes):
-    """Return a planner that has started and had its first report, and what it then did."""
+    """Return a planner that has started and had its first report, and its commands."""
     planner = a_planner(mix or a_small_mix(), **changes)
     planner.handle(Started())
     return planner, planner.handle(report(lengths))
@@ -200,7 +200,7 @@ def test_a_repeated_report_is_ignored():
 
 def test_bad_records_count_with_the_step_that_goes_past_them_and_not_as_they_are_read():
     mix = a_small_mix(prefetch=1)
-    # Each of 40 records fills a row, two are a step: of the bad ones behind them, no step has been past.
+    # Each of 40 records fills a row, and two are a step. No step has passed the bad records after them.
     table = replace(report([10] * 40).table, positions_N=np.arange(40) * 2)
     table = replace(table, stop=256, bad_N=np.array([1, 5, 7, 79, 81]))
     planner = a_planner(mix)
@@ -238,7 +238,7 @@ def test_one_message_tells_what_all_ranks_of_a_constructor_took():
     planner, _ = a_running_planner(dp=3)
 
     assert planner.handle(StepsTaken(steps={(0, 0): 0, (2, 0): 1})) == ()
-    assert planner.handle(StepsTaken(steps={(1, 0): 1}, generation=1)) == ()  # of no rank of now
+    assert planner.handle(StepsTaken(steps={(1, 0): 1}, generation=1)) == ()  # of no present rank
     assert steps_of(planner.handle(StepsTaken(steps={(0, 0): 0, (2, 0): 1, (1, 0): 0}))) == [2]
     # All of a message counts, whatever its first words bring.
     assert steps_of(planner.handle(StepsTaken(steps={(1, 0): 1, (0, 0): 1}))) == [3]
@@ -321,7 +321,7 @@ def test_a_starved_step_asks_for_more_and_is_planned_when_it_comes():
 
 
 def test_a_starved_step_is_drawn_again_only_once_more_is_known_of_what_it_waits_for():
-    # By samples: that one token of each is known says nothing of a step.
+    # Weights count samples, so the single known token of each sample decides nothing about a step.
     planner = a_planner(a_mix(pack={"lookahead_rows": 0}, mix={"level": "sample"}))
     planner.handle(Started())
     planner.handle(report([1] * 16, stop=16))
@@ -399,7 +399,7 @@ def test_a_source_that_gives_nothing_is_no_source_that_has_ended(stop):
 
 
 def test_a_source_that_gives_nothing_says_what_is_wrong_with_a_record_that_was_left_out():
-    """It was told to change its transforms, where all records were bad ones."""
+    """Earlier, the message advised a change of transforms although all records were bad."""
     planner = a_planner(a_small_mix(), epoch=[3])
     planner.handle(Started())
     told = report([], stop=3, bad=[0, 1, 2])
@@ -512,7 +512,7 @@ def test_a_state_that_is_not_held_is_a_state_error(step):
     planner, _ = a_running_planner()
     planner.handle(StepTaken(step=1, dp_rank=0))
 
-    assert planner.state_at(1)["step"] == 1  # of a rank that takes step 1 back, interrupted
+    assert planner.state_at(1)["step"] == 1  # for a rank that takes step 1 back after an interruption
     with pytest.raises(StateError, match=rf"before step {step} is not held, only steps 1 to "):
         planner.state_at(step)
 
@@ -589,7 +589,7 @@ def test_of_ranks_that_tell_once_for_several_steps_no_more_is_said_than_is_known
     planner, _ = a_running_planner(mix=a_small_mix(prefetch=8))
     assert planner.mix.steps_at_once == 4
 
-    # It may be at step 3 by now: steps that came together are told of with the last.
+    # It may be at step 3 already: steps that came together are reported with the last of them.
     assert planner.waits().text == (
         "is 8 steps or less ahead of 1 rank that has not told yet of step 0: they tell once in 4 steps"
     )
@@ -738,7 +738,7 @@ def test_files_that_remain_and_give_no_sample_stop_the_run_once_all_of_them_were
 def test_a_planner_that_takes_over_reads_on_once_it_hears_how_far_ranks_are():
     stages = [
         {"from_step": 0, "weights": {"code": 1, "web": 1}},
-        {"from_step": 12, "weights": {"web": 1}},  # of code little is read ahead
+        {"from_step": 12, "weights": {"web": 1}},  # little of code is read ahead
     ]
     mix = a_small_mix(prefetch=16, sources=("code", "web"), mix={"stages": stages})
     first = a_planner(mix, num_steps=16)

@@ -1,4 +1,4 @@
-"""What the planner knows of a source: reports in order, draws from the head, ranges to read."""
+"""The planner's knowledge of a source: reports in order, draws from the head, ranges to read."""
 
 import math
 from dataclasses import replace

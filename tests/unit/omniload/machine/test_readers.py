@@ -1,4 +1,4 @@
-"""How many read a source: when others are added, when they go, and why not."""
+"""The number of readers of a source: when readers are added, when they are removed, and why none is added."""
 
 import pytest
 
@@ -11,7 +11,7 @@ READ_S = 0.5
 
 
 class Job:
-    """One source whose reads take their time, of a loader that does what it is told."""
+    """One source with slow reads, and a loader that obeys commands."""
 
     def __init__(self, readers=1, *, is_given=False, cores=16, most=8):
         self.scaler = ReaderScaler(cores=cores, most=most)
@@ -39,7 +39,7 @@ class Job:
         return changes
 
     def ahead(self):
-        """One step a second is planned, and what comes is told as the planner tells it."""
+        """One step a second is planned; the coming weights are reported as the planner reports them."""
         step, coming = int(self.now_s), self.coming
         return Ahead(step=step, coming=coming if coming and step < coming.steps[-1] else None)
 

@@ -1,4 +1,4 @@
-"""Ranks change in the planner and in a data constructor: what is placed again, let go, and refused."""
+"""Ranks change in the planner and in a data constructor: steps placed again, steps released, and refusals."""
 
 import json
 
@@ -25,7 +25,7 @@ from tests.support.plane.builders import a_mix, a_plan, a_planner, a_table, rele
 
 
 def a_running_planner(*, elastic=True, prefetch_steps=4, **changes):
-    """Return a planner of four ranks that has planned as far as it may, and what it published."""
+    """Return a planner of four ranks that has planned as far as it may, and its published plans."""
     mix = a_mix(
         sources=["web"],
         rows=8,
@@ -107,7 +107,7 @@ def test_what_ranks_of_a_world_that_is_over_say_is_not_heeded():
 
 
 def test_a_step_that_every_rank_has_is_held_until_all_have_the_next_one():
-    planner, _ = a_running_planner(prefetch_steps=3)  # steps are let go one by one
+    planner, _ = a_running_planner(prefetch_steps=3)  # steps are released one by one
 
     assert released_by(take(planner, 0)) == [0]
     assert released_by(take(planner, 1)) == [1]

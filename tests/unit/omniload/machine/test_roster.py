@@ -1,4 +1,4 @@
-"""The Roster machine: whoever is lost is ended first, then replaced; and the roster gives up in time."""
+"""The Roster machine: a lost member is ended first, then replaced; and the roster gives up in time."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ def a_roster(shadows=0, *ready):
 def looks(
     roster, *, seconds, beat=None, stopped=(), from_s=100.0, every_s=0.25, call_at=lambda _: None
 ):
-    """Look at the first member so often; ``beat`` says when its heartbeat was by then, ``call_at`` what it calls."""
+    """Look at the first member several times; ``beat`` gives its last heartbeat, ``call_at`` the start of its call."""
     found = []
     for i in range(int(seconds / every_s) + 1):
         now_s = from_s + i * every_s
@@ -229,7 +229,7 @@ def test_time_in_which_the_host_of_a_holder_was_not_heard_is_none_in_which_that_
 def test_a_process_that_is_stopped_is_replaced_though_no_heartbeat_of_it_is_told():
     roster = a_roster()
     assert unheard(roster, seconds=0, stopped=[FIRST.name]) == []
-    # It goes on: what it was before does not count once more.
+    # It resumes; its earlier silence does not count again.
     assert unheard(roster, seconds=0.3, from_s=100.1) == []
 
     assert unheard(roster, seconds=0, from_s=100.5, stopped=[FIRST.name]) == []
@@ -399,7 +399,7 @@ def test_one_that_is_started_elsewhere_counts_for_another_that_is_lost_meanwhile
     tried = SECOND if lost == THIRD else THIRD
     (started,) = roster.handle(PlaceFound(tried))
     roster.handle(MemberEnded(lost, "killed"))
-    looks(roster, seconds=2)  # whoever took over has settled
+    looks(roster, seconds=2)  # the successor has settled
 
     if is_there:
         assert roster.handle(MemberReady(started.member)) == ()

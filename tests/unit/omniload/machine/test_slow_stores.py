@@ -44,7 +44,7 @@ class Plane:
         return self.roster.holder_of(ROLE)
 
     def go_on(self, seconds, took_s, every_s=LOOK_S):
-        """Go on for a while in which a call of a member takes ``took_s(member)``; ``None`` where it makes none."""
+        """Advance for a while in which a call of a member takes ``took_s(member)``; ``None`` if it makes no call."""
         until_s = self.now_s + seconds
         self.roster.handle(StepsReleased(round(until_s)))
         while self.now_s < until_s:
@@ -114,7 +114,7 @@ def test_of_two_shadows_the_one_takes_over_whose_store_answers_soonest():
         slow_for(FIRST, SECOND),  # the store of all
         slow_for(FIRST, took_s=9 * USUAL_S),
         lambda member: SLOW_S if member == FIRST else 0.3,  # quicker, but not by much
-        lambda member: SLOW_S if member == FIRST else None,  # nobody has measured it since
+        lambda member: SLOW_S if member == FIRST else None,  # it has not been measured since
     ],
 )
 def test_nobody_takes_over_whose_store_is_slow_too_or_was_not_asked_since(took_s):
@@ -152,7 +152,7 @@ def test_so_short_calls_hold_nobody_up():
 
 
 def test_stores_that_are_slow_in_turn_swap_ever_more_rarely():
-    """Whoever holds the role has a slow store, half a minute later, and whoever stands by has not."""
+    """The store is slow for the holder after each half minute, and quick for the member that stands by."""
     plane, until_s = Plane(), 3 * 3600.0
     plane.go_on(30, usual, every_s=1.0)
     while plane.now_s < until_s:

@@ -1,4 +1,4 @@
-"""The Source Loader machine: reads what it is told, once, and hands out token ranges."""
+"""The Source Loader machine: reads each requested range once, and hands out token ranges."""
 
 from dataclasses import replace
 
@@ -54,13 +54,13 @@ def slices_of(loader, request):
 
 
 def reported(read):
-    """Return what is told of a read."""
+    """Return the report of a read."""
     table, size_bytes = read.block.table, read.block.size_bytes
     return SamplesReported(source=read.source, table=table, size_bytes=size_bytes)
 
 
 def bytes_of(lengths, *, blocks=1):
-    """Return what samples take in so many blocks: token ids, where each begins, and where the last of a block ends."""
+    """Return the size of samples in ``blocks`` blocks: token ids, their starts, and the end of the last of a block."""
     return 4 * sum(lengths) + 8 * (len(lengths) + blocks)
 
 
@@ -99,7 +99,7 @@ def test_asked_again_for_more_than_it_holds_it_answers_with_the_first_part():
 
     assert (answer.table.start, answer.table.stop) == (1, 3)
     assert answer.table.lengths_N.tolist() == [4, 5]
-    # Of a part what it takes alone: the planner reckons by it what a token weighs.
+    # A part reports its own size, because the planner computes the size of a token from it.
     assert answer.size_bytes == 9 * 4 + (2 + 2) * 8
     assert loader.handle(ReadAhead(source=0, start=3, stop=9)) == (Read(source=0, start=3, stop=9),)
 
@@ -223,7 +223,7 @@ def test_a_range_that_starts_before_its_sample_is_a_state_error_and_not_another_
 
 
 def masked_read(lengths, *, start=0, source=0):
-    """A read whose masks tell the sample, and whose scores are two numbers a sample."""
+    """A read whose masks show the sample, and whose scores are two numbers for each sample."""
     read = read_of(lengths, start=start, source=source)
     masks = [(np.arange(n) + start + i) % 3 == 0 for i, n in enumerate(lengths)]
     scores = [[start + i, 0.25] for i in range(len(lengths))]
@@ -288,7 +288,7 @@ def test_a_loader_that_takes_over_reads_what_is_needed_first_of_each_source_firs
 
 def test_what_another_loader_had_read_is_read_before_it_is_handed_out():
     loader = a_loader(read_of([3], start=11))
-    assert loader.unread([ask((10, 0, 3))]) == ()  # nobody read it: asked for, it is refused
+    assert loader.unread([ask((10, 0, 3))]) == ()  # it was never read: if requested, it is refused
 
     loader.handle(TakeOver(ranges={0: (10, 20), 1: (0, 9)}))
 

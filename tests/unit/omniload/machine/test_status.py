@@ -1,4 +1,4 @@
-"""What a look at a plane shows of each role: its task, its age, and how fast its figures grow."""
+"""A look at each role of a plane: its task, its age, and the growth of its figures."""
 
 from dataclasses import replace
 

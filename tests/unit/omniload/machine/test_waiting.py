@@ -1,4 +1,4 @@
-"""When a wait is told and ended, and how it is followed to the role that holds it up."""
+"""When a wait is reported and ended, and how it is traced to the role that causes it."""
 
 import json
 from dataclasses import replace
@@ -190,7 +190,7 @@ def test_a_wait_for_a_rank_that_has_ended_ends_once_it_is_told_where_none_comes_
     ("ranks_stay", "rank"),
     [
         (False, {"has_ended": True}),  # it may be resized
-        (True, {"has_ended": False}),  # stopped, it may go on
+        (True, {"has_ended": False}),  # stopped, it may resume
         (True, {"has_ended": True, "silent_s": -12}),  # another has taken it since
     ],
 )
@@ -233,7 +233,7 @@ def seen(*loaders, by=None):
     [
         (4.9, 0.5, False),
         (5.0, 0.5, True),
-        (1.9, 0.001, False),  # so short a wait holds nobody up
+        (1.9, 0.001, False),  # so short a wait delays no role
         (2.1, 0.001, True),
         (300.0, None, False),  # nothing to compare it with
     ],

@@ -1,4 +1,4 @@
-"""The mix file: what it says when it is wrong, and what follows from it when it is right."""
+"""The mix file: messages for a wrong one, and the values of a right one."""
 
 import pytest
 import yaml
@@ -204,7 +204,7 @@ def test_every_number_of_a_file_has_a_largest_value(model):
         ".properties.clip_norm",
         ".$defs.OptimizerConfig.properties.clip_norm",
     }  # .inf never clips
-    # What a number means to a function of the user's, only that function knows.
+    # Only the user's function knows the meaning of its numbers.
     named = {
         *("$defs.OptimizerConfig.properties.betas", "$defs.MapTransform.properties.options"),
         "$defs.RegisteredSource.properties.options",

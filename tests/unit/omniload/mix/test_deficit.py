@@ -1,4 +1,4 @@
-"""Which source the next sample comes from: by example."""
+"""The source of the next sample, by example."""
 
 import numpy as np
 import pytest

@@ -94,7 +94,7 @@ def test_ranks_balance_runtime_and_labels_change_nothing(changes):
 
 
 def declared_of(kind="chat", **said):
-    """Return what is kept of the declaration of a source of conversations, or of pairs."""
+    """Return the kept declaration of a source of conversations, or of pairs."""
     source = {"type": "jsonl", "path": "*.jsonl", "text": "messages"}
     source["transforms"] = [{"type": kind, **said}]
     mix = a_mix(sources={"web": source}, tokenizer={"type": "bytes"}, pack={"overlong": "drop"})
@@ -102,7 +102,7 @@ def declared_of(kind="chat", **said):
 
 
 AS_EVER = {"chat": "667ca8adab37", "preference": "cb219209d2e4"}
-"""Of transforms as releases had them that knew no names of keys and roles."""
+"""Digests of transforms in releases before names of keys and roles."""
 
 
 @pytest.mark.parametrize("kind", AS_EVER)

@@ -1,4 +1,4 @@
-"""What a mix file says of splits, and the mix that an evaluation has of it."""
+"""Splits in a mix file, and the mix of an evaluation."""
 
 import pytest
 

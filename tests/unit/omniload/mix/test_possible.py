@@ -1,4 +1,4 @@
-"""A state is of the samples that were found: what it carries, and where it goes on."""
+"""A state must fit the samples that were found: its carried pieces, and its cursors."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""How far a run has come, folded from its journal."""
+"""The progress of a run, folded from its journal."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The record of a run's starts: what was asked for, by whom a step was planned, what is refused."""
+"""The record of a run's starts: the request, the planner of each step, and refusals."""
 
 import os
 import shutil

@@ -55,7 +55,7 @@ def test_boundaries_are_where_weights_start_or_stop_to_change():
 
 
 class Looked(list):
-    """Stages that count those of them that were looked at."""
+    """Stages that count the looks at them."""
 
     looked = 0
 

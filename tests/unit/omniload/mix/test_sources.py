@@ -27,7 +27,7 @@ def test_a_type_is_named_in_its_module_and_in_the_table_alone(kind):
     naming = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
-        # What other tools call by the same names, and mix files that come with a corpus of ours, as users write them.
+        # Other tools use the same names, and mix files that come with a corpus of ours are as users write them.
         if "importing" not in path.parts
         and path.name != "sample.py"
         and any(each in (text := path.read_text()) for each in quoted)  # all are seconds to parse

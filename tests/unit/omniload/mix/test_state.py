@@ -1,4 +1,4 @@
-"""The state of a mix: plain JSON there and back, and what is refused."""
+"""The state of a mix: plain JSON there and back, and refusals."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def test_bad_records_are_part_of_a_state_where_there_are_any():
     assert saved["bad"] == {"code": 3}
     assert saved["version"] == STATE_VERSION
     assert MixState.from_json(saved, NAMES, PRINT).bad_S == state.bad_S == (0, 3)
-    # By it a release that knows none of them goes on behind this one's journal.
+    # The digest is unchanged, so a release that knows none of these keys can continue this release's journal.
     assert state.digest() == a_state().digest()
     assert state.widened(3).bad_of(1) == 3
     # Without any it is the state of a release that counted none.
@@ -105,7 +105,7 @@ def test_a_state_that_lost_its_edits_to_a_template_says_how_to_keep_it(key):
     whole = a_state(since_S=(4, 5) if key == "since" else ()).to_json(NAMES, PRINT, [{"step": 3}])
     template = {
         k: v for k, v in whole.items() if k != key
-    }  # what DCP loads into a new loader's state
+    }  # loaded by DCP into a new loader's state
 
     with pytest.raises(StateError, match=r"save one text, json\.dumps\(loader\.state_dict\(\)\)"):
         MixState.from_json(template, NAMES, PRINT)
@@ -272,7 +272,7 @@ def test_of_many_sources_that_differ_alike_the_first_are_named():
 
 
 def test_a_file_of_another_size_is_one_thing_that_differs():
-    """Not its bytes too, which would be said to be in files of the same sizes."""
+    """The bytes, which then differ too, are only reported for files of the same sizes."""
     parts = {"sources.web.content": "aa", "sources.web.shards": "bb"}
     saved = a_state().to_json(NAMES, PRINT | parts)
 

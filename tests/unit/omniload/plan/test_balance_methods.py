@@ -115,7 +115,7 @@ def test_an_exchange_does_not_take_the_last_item_that_a_bin_must_keep():
 
 @pytest.mark.parametrize(("ranks", "seed"), [(64, 0), (64, 1), (256, 2)])
 def test_balance_methods_relieve_a_bin_of_as_many_items_by_any_other_bin(ranks, seed):
-    # Heavy rows have the lightest beside them, which lie in bins that are no lighter.
+    # Heavy rows are dealt with the lightest ones, which lie in bins that are no lighter.
     costs_N = costs_of_packed_rows(5 * ranks, seed=seed)
 
     balanced = balance(costs_N, ranks, max_count=5, min_count=5)

@@ -1,4 +1,4 @@
-"""Columns that costs and strategies say they read: which tags of samples follow, and what a step has of them."""
+"""Columns that costs and strategies declare: the tags of samples that follow, and their values in a step."""
 
 import numpy as np
 import pytest

@@ -12,7 +12,7 @@ LINEAR, QUADRATIC = 2e-6, 5e-9
 
 
 def times(count=200, *, noise=0.02, speeds=(1.0,), longest=4096, seed=1):
-    """Return times of microbatches of documents, on ranks of such speeds in turn."""
+    """Return times of microbatches of documents, on ranks of these speeds in rotation."""
     rng = np.random.default_rng(seed)
     lengths = rng.lognormal(6, 1.2, (count, 8)).clip(1, longest).astype(int).astype(float)
     tokens_M, squares_M = lengths.sum(1), (lengths**2).sum(1)

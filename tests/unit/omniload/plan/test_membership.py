@@ -1,4 +1,4 @@
-"""Membership: what a step trains on, by example."""
+"""Membership: the pieces that a step trains on, by example."""
 
 import functools
 import itertools
@@ -187,7 +187,7 @@ def test_a_draw_towards_an_end_names_the_first_source_drawn_up_and_the_one_that_
         return membership_of(mix, MixState.start(3), ahead, [9_999] * 3)
 
     assert found(1, 1, 1) == Starved(1, 2)
-    # Once more is known of the third, the first is drawn up as well.
+    # When more of the third source is known, the first one is exhausted as well.
     assert found(1, 1, 9) == Starved(0, 1)
 
 

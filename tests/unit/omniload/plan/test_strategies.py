@@ -1,4 +1,4 @@
-"""Strategies: the built-in ones, a user's own, and what is refused of it."""
+"""Strategies: the built-in ones, a user's own, and its refusals."""
 
 import sys
 from dataclasses import replace
@@ -121,7 +121,7 @@ def lost(rows, request):
 
 
 def a_step(**balance):
-    """A mix with this balance, its first step, and the plan of it for two ranks."""
+    """Return a mix with this balance, its first step, and the step's plan for two ranks."""
     mix = a_mix(sources=("web",), rows=8, length=16, micro_rows=2)
     mix = mix.model_copy(update={"balance": BalanceConfig(**balance)})
     state = MixState.start(1)
@@ -146,7 +146,7 @@ def a_tagged_mix(**balance):
 
 
 def a_tagged_step(**balance):
-    """As ``a_step``, of two sources in turns; samples fill a row each."""
+    """As ``a_step``, from two sources alternately; each sample fills a row."""
     mix, state = a_tagged_mix(**balance), MixState.start(2)
     ahead = known_ahead(state, [[[16]], [[16]]], 40)
     return place(mix, TREE, state, membership_of(mix, state, ahead))

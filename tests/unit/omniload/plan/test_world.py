@@ -91,8 +91,8 @@ def test_a_damaged_world_is_refused(damage):
     ("before", "step", "stands"),
     [
         (Edition(life=1, turn=2, since=5), 9, True),  # itself
-        (Edition(life=1, turn=1), 4, False),  # told again with what was taken back
-        (Edition(turn=3), 4, True),  # of a planner before: nobody tells it again
+        (Edition(life=1, turn=1), 4, False),  # sent again with plans that were taken back
+        (Edition(turn=3), 4, True),  # of an earlier planner, which does not send it again
         (Edition(turn=3), 5, False),
         (Edition(life=2), 5, True),  # a later one, whose word has overtaken this
     ],

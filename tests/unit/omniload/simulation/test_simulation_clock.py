@@ -125,7 +125,10 @@ def test_timers_leave_something_to_jobs_however_many_processes_have_some():
 
 
 def test_jobs_end_however_far_on_time_is():
-    """From some hours on a second has no picoseconds: what rounding left of a job was waited for, and never passed."""
+    """From some hours on a float second has no picoseconds.
+
+    Earlier, the rounding rest of a job was waited for and never passed.
+    """
     clock, ended = Clock(), []
     host = Host(clock, cores=2.0, network_bytes_per_s=1e9)
     processes = [host.process("loader") for _ in range(5)]

@@ -1,4 +1,4 @@
-"""What simulated planes come to, where it can be worked out."""
+"""Results of simulated planes that can be computed by hand."""
 
 from dataclasses import replace
 from functools import cache
@@ -22,7 +22,10 @@ def simulated(job, profile=None, **planning):
 
 
 QUICK_S, STEADY_S = 0.025, 0.2
-"""Of steps of so many seconds a rank asks for eight at once, and for one; of longer ones it is lent what it fetches."""
+"""Seconds of steps: a rank asks for eight of the first at once, and for one of the second.
+
+In longer steps a rank is lent the step that it fetches.
+"""
 
 
 def a_windowed_mix():
@@ -53,7 +56,7 @@ def test_the_last_steps_are_of_a_job_that_goes_on():
 
     few, many = map(simulated, jobs)
 
-    # Two windows: of a job that ended behind them, nothing would be read or built any more.
+    # Two windows: in a job that ended with them, nothing later would be read or built.
     assert few.cpu_step_s == pytest.approx(many.cpu_step_s, rel=0.25)
     for role in few.roles:
         of_many = next(each for each in many.roles if each.role == role.role)
@@ -135,7 +138,7 @@ def test_ranks_of_a_host_wake_one_after_the_other_and_share_its_cores_with_all_t
         )
     )
 
-    # Each counts what it waits from when it woke; the step, from when the first of them did.
+    # Each rank counts its wait from its own wake-up; the step counts it from the first wake-up.
     assert alone.waits.p50_s == on_many.waits.p50_s == pytest.approx(2e-3)
     assert (alone.seconds - on_many.seconds) / 64 == pytest.approx(6e-3, rel=0.1)
     assert beside.waits.p50_s == pytest.approx(4e-3, rel=0.05)
@@ -172,7 +175,7 @@ def test_messages_take_longer_where_ranks_train_and_as_long_as_ever_at_full_spee
         times = (with_rest.cpu_step_s - none.cpu_step_s) / (ever.cpu_step_s - none.cpu_step_s)
         return times, 1.0 - with_rest.cpu_step_s / (cores * with_rest.seconds / with_rest.steps)
 
-    # Whoever has the cores to itself finds caches as others left them; beside a busy plane nobody rests.
+    # A plane that has the cores to itself finds caches as others left them; next to a busy plane nothing rests.
     of_paces = [times_of(*pace) for pace in ((10.0, 2.0), (0.01, 0.5), (0.001, 0.5))]
     for times, idle in of_paces:
         assert times == pytest.approx(1.0 + 2.0 * idle, rel=0.05)
@@ -183,7 +186,7 @@ def test_messages_take_longer_where_ranks_train_and_as_long_as_ever_at_full_spee
 
 @cache
 def with_even_takes(ranks):
-    """Return a job whose ranks train, and what it comes to, also at full speed, if each batch takes as long."""
+    """Return a job whose ranks train, and its results, also at full speed, if each batch takes the same time."""
     job = a_job(a_windowed_mix(), ranks=ranks, steps=64, step_s=QUICK_S, cores=64.0)
     even = with_messages(takes_s=((1e-3,),))
     return job, simulated(job, even), simulated(replace(job, step_s=0.0), even)
@@ -198,7 +201,7 @@ def test_a_rank_that_has_trained_takes_a_batch_of_a_window_in_a_time_of_its_plac
 
     found = simulated(job, slow)
 
-    # Once for eight steps that come together, of which the first or the last are not all among those that count.
+    # Once for eight steps that come together, of which the first or the last are not all among the measured steps.
     assert found.waits.mean_s - before.waits.mean_s == pytest.approx(0.039 / 8, rel=1 / 7)
     assert found.waits.p99_s == pytest.approx(0.04)
     assert found.waits.p50_s == before.waits.p50_s == pytest.approx(1e-3)
@@ -217,14 +220,15 @@ def test_a_rank_asks_for_what_it_trains_on_in_a_quarter_of_a_second_and_has_what
     found = simulated(a_job(a_windowed_mix(), steps=64, step_s=step_s, cores=8.0), profile)
 
     rank = next(role for role in found.roles if role.role == "rank")
-    # It asks, is answered, and tells that it has the last; both ways of a confirmation are waited for, and both ends.
+    # The rank asks, is answered, and reports its last step; both ways of a confirmation are waited for, and both
+    # ends.
     messages = 4 if confirmed else 3
     assert rank.messages_step == pytest.approx(messages / at_once, rel=1 / 7)
     assert found.waits.p50_s == pytest.approx(0.008 if confirmed else 0.0, abs=1e-4)
 
 
 def in_training_and_at_full_speed(rank=None):
-    """Return what one rank comes to, by what a message and a batch take it; all else is free."""
+    """Return the results of one rank, by the cost of a message and of a batch; all else is free."""
     roles = even_roles(0.0) | ({"rank": rank} if rank else {})
     return [
         simulated(
@@ -432,7 +436,7 @@ def test_a_message_that_costs_more_at_one_role_makes_that_role_work_more_by_as_m
 
 
 def with_shadows(shadows, *, step_s=1.0, **changes):
-    """Return a plane whose sources come to another block of two records in most steps."""
+    """Return a plane whose sources reach another block of two records in most steps."""
     mix = a_mix(rows=16, runtime={"kind": "ray", "loaders": 2, "shadows": shadows})
     sources = {name: some_costs(s, block_positions=2) for s, name in enumerate(("web", "code"))}
     return simulated(a_job(mix, step_s=step_s, **changes), a_profile(sources=sources))
@@ -445,7 +449,8 @@ def test_shadows_are_processes_that_hold_what_their_loaders_have_decoded_on_the_
     assert (roles["loader"].count, roles["shadow"].count) == (2, 2)
     assert roles["shadow"].connections == 0
     more = found.memory.first_memory_bytes - without.memory.first_memory_bytes
-    # Two processes with two decoded blocks of a source each; what the planner knows depends on which read came first.
+    # Two processes with two decoded blocks of a source each; the planner's knowledge depends on which read came
+    # first.
     assert more == pytest.approx(2 * ((50 << 20) + 2 * 10_000), rel=0, abs=2_000)
     assert found.tokens_per_step == without.tokens_per_step
 
@@ -464,7 +469,7 @@ def test_a_plane_without_shadows_has_no_such_role():
 
 
 def test_a_shadow_decodes_at_most_a_block_a_second_of_each_source_however_many_go_by():
-    # More steps than come at once: between those no time passes.
+    # More steps than come at once, because no time passes between those.
     slow, fast = (with_shadows(1, step_s=seconds, steps=64) for seconds in (1.0, 0.0))
 
     def busy_s(found):

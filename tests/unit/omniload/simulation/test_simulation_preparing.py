@@ -1,4 +1,4 @@
-"""What messages take at each role: what small planes took beyond what was known of them."""
+"""Costs of messages at each role: the costs of small planes, minus their known parts."""
 
 from dataclasses import replace
 from functools import cache
@@ -64,7 +64,7 @@ def a_plane_once(roles, size):
 
 
 def planes_of(roles):
-    """Return the three planes with what they would take where messages cost so much."""
+    """Return the three planes with their costs if messages cost this much."""
     return [
         SmallPlane(spent_s=spent_in(a_plane_once(roles, size)), simulated=a_free_plane(size))
         for size in _SIZES.values()

@@ -1,4 +1,4 @@
-"""Sources that several read, in a simulated plane: who has what of a block, and what it comes to."""
+"""Sources with several readers in a simulated plane: each reader's part of a block, and the result."""
 
 import numpy as np
 import pytest
@@ -80,7 +80,8 @@ def test_readers_of_the_local_runtime_are_threads_that_get_the_cores_of_one_proc
 
 
 def test_a_source_that_cannot_keep_up_gets_readers_as_its_job_goes_on():
-    # One is enough for 100,000 tokens a second, by which a job begins; this one takes what it gets.
+    # One reader is enough for 100,000 tokens a second, the initial assumption of a job; this one takes whatever it
+    # gets.
     long = {"lengths": [2_000] * 60, "token_s": 1e-5}
     sources = {"web": some_costs(**long), "code": some_costs(**long | {"token_s": 1e-8})}
 

@@ -1,4 +1,4 @@
-"""What reading takes is measured by reads that decode what they are said to decode."""
+"""The cost of reading is measured by reads that decode exactly what they claim."""
 
 import numpy as np
 import pytest
@@ -52,11 +52,11 @@ def test_a_source_without_a_sample_among_its_first_records_is_refused_by_name(tm
 @pytest.mark.parametrize(
     ("tries", "cores"),
     [
-        # Own and free seconds: alone on the machine, beside other work, and taking turns by a lock.
+        # Own and free seconds: alone on the machine, next to other work, and alternating by a lock.
         ([(0.15, 0.15), (0.15, 0.15)], 2.0),
         ([(0.03, 0.03), (0.06, 0.06)], 2.0),
         ([(0.07, 0.15), (0.08, 0.15)], 1.0),
-        # A try in which one had next to nothing tells next to nothing.
+        # A try in which one of them had next to nothing shows next to nothing.
         ([(0.15, 0.15), (0.15, 0.15), (0.15, 0.15), (0.0, 1e-6)], 2.0),
         ([(0.0, 0.0), (0.0, 0.0)], 0.0),
     ],

@@ -1,4 +1,4 @@
-"""What windows take: planned and built several times; building is a line through two, one a quarter of the other."""
+"""Costs of windows: planned and built several times; building is a line through two, one a quarter of the other."""
 
 from itertools import count
 
@@ -71,7 +71,7 @@ def test_a_window_whose_building_was_held_up_is_in_no_figure(tmp_path, monkeypat
     calls = count()
 
     def held_up(call):
-        # As many calls as one window of each size is built with.
+        # As many calls as the build of one window of each size makes.
         return (100.0 if next(calls) in range(12, 20) else 1e-3), call()
 
     monkeypatch.setattr(windows, "spent_s", held_up)

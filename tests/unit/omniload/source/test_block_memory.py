@@ -1,4 +1,4 @@
-"""Decoded blocks within a budget: what is over it lies in files, and reads the same."""
+"""Decoded blocks within a limit: the excess lies in files, and reads the same."""
 
 import errno
 import gc
@@ -36,7 +36,7 @@ def a_block(memory, *units):
 
 
 def of_kib(kib, first=0):
-    """A unit of one record of so many KiB of token ids."""
+    """Return a unit of one record of ``kib`` KiB of token ids."""
     return {"tokens": a_column(kib * 256, first=first)}
 
 
@@ -202,7 +202,7 @@ def test_a_block_whose_folder_may_not_be_written_stays_in_memory_and_the_run_goe
 
 
 class SmallFile(io.FileIO):
-    """A file on a disk of so many KiB, which takes a part of what does not fit."""
+    """A file on a disk of a few KiB, which takes only a part of a write that does not fit."""
 
     free_kib = 0
 
@@ -296,7 +296,7 @@ def test_a_record_of_the_log_that_is_kept_keeps_no_block(small_disk, tmp_path, m
     memory = BlockMemory(1, tmp_path)
 
     def read():
-        block = a_block(memory, of_kib(10))  # a frame of what the record tells of
+        block = a_block(memory, of_kib(10))  # a frame that the record refers to
         return weakref.ref(block)
 
     assert read()() is None
@@ -368,7 +368,7 @@ def test_a_block_may_go_while_room_is_looked_for(tmp_path):
     class Moved(HeldBlock):
         @property
         def is_in_memory(self):
-            del others[:1]  # of the first, whoever looks has the last reference now
+            del others[:1]  # for the first one, the looking thread has the last reference now
             return False
 
     for other in others:

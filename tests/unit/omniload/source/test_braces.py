@@ -1,4 +1,4 @@
-"""Braces of a pattern, against what a shell writes."""
+"""Braces of a pattern, compared with a shell."""
 
 import pytest
 
@@ -22,7 +22,7 @@ BY_BASH = {
     "{{a,b},{c,d}}-{1..2}": "a-1 a-2 b-1 b-2 c-1 c-2 d-1 d-2",
     "a}{b,c}{d": "a}b{d a}c{d",
 }
-"""What bash 5.2 prints for ``echo PATTERN``."""
+"""Output of bash 5.2 for ``echo PATTERN``."""
 
 
 @pytest.mark.parametrize("pattern", BY_BASH)

@@ -162,7 +162,7 @@ def test_pieces_are_taken_as_one_column_would_be(groups, data):
     pieces = Pieces([texts_column(*group) for group in groups])
     first, stop = sorted(data.draw(st.integers(0, len(every))) for _ in range(2))
 
-    # Views are made with the first that is no run, and those behind it are taken from views.
+    # Views are made with the first index that is no run, and later runs are taken from views.
     runs = [range(first, stop), np.arange(len(every))]
     for rows in [*runs, *(np.array(each, np.int64) for each in asked), *runs]:
         wanted = [every[i] for i in rows]

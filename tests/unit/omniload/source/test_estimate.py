@@ -89,7 +89,7 @@ def test_one_document_far_longer_than_others_counts_once_wherever_it_lies(tmp_pa
 
 
 def test_places_that_agree_by_chance_are_no_surer_than_their_records_let_them_be(tmp_path):
-    """Of many short records and a few long ones, each unit with as many as any other."""
+    """There are many short records and a few long ones, and each unit has as many as any other."""
     tokens = [[1] * (500 if row % 10 == 0 else 5) for row in range(1000)]
     pq.write_table(pa.table({"tokens": tokens}), tmp_path / "a.parquet", row_group_size=50)
 
@@ -97,7 +97,7 @@ def test_places_that_agree_by_chance_are_no_surer_than_their_records_let_them_be
     found = profile(SourceSpec("web", config, base_dir=tmp_path))
 
     assert found.sampled_records == 200
-    # Of 200 records the mean is known to 0.19 of itself, and 4 of 5 records are estimated by it.
+    # The mean of 200 records is known to 0.19 of itself, and 4 of 5 records are estimated by it.
     assert found.tokens_error == pytest.approx(0.8 * 149 / math.sqrt(200) / 54.5, rel=0.02)
 
 

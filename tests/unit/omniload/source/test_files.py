@@ -364,7 +364,7 @@ def test_a_device_is_refused(tmp_path):
 
 
 class ClientError(Exception):
-    """As a client of a store defines one: no ``OSError``, and a page of text."""
+    """An error as a store's client defines one: no ``OSError``, and a page of text."""
 
 
 @pytest.mark.parametrize("pattern", ["memory://d/*.txt", "memory://d/a.txt"])
@@ -440,7 +440,7 @@ def test_a_pipe_behind_a_store_s_client_is_told_as_none(tmp_path):
 
 
 def test_what_says_that_it_is_empty_is_not_read(tmp_path, monkeypatch):
-    """As the kernel's log in ``/proc`` does, and waits for whoever reads it."""
+    """The kernel's log in ``/proc`` is such a file, and a read of it would wait."""
     (tmp_path / "log").touch()
     (file,) = find_files(["log"], tmp_path, source="web")
     monkeypatch.setattr(files.pa, "OSFile", lambda *_: pytest.fail("it was opened"))

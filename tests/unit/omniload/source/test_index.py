@@ -20,7 +20,7 @@ from omniload.source.patterns import find_files
 
 
 class Builder:
-    """Gives every file one unit a byte, and notes what it was asked for."""
+    """Gives every file one unit per byte, and records its calls."""
 
     def __init__(self):
         self.built = []

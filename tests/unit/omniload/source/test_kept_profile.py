@@ -1,4 +1,4 @@
-"""What was measured of sources is found again at later starts, and is never needed."""
+"""Measurements of sources are found again at later starts, and are never needed."""
 
 import os
 
@@ -63,7 +63,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_not_needed(tmp_path, caplog
 
 
 def kept_after(folder, *spent, at_s=(60.0,)):
-    """Return what is kept of ``a`` where a job spends so many seconds on so many tokens before each look."""
+    """Return the kept profile of ``a`` after a job spends these seconds on these tokens before each look."""
     costs, found = RunningCosts(folder, 0.0), []
     for (busy_s, tokens), now_s in zip(spent, at_s, strict=True):
         costs.count("a", busy_s / 2, tokens // 2)
@@ -92,7 +92,7 @@ def test_it_does_so_a_minute_from_the_beginning_and_then_once_in_ten(tmp_path):
 
     found = kept_after(tmp_path, *spent, at_s=(59.0, 60.0, 659.0, 661.0))
 
-    # Of the time since the last look each: what reading cost an hour ago is no matter.
+    # Each is for the time since the last look: the cost of reading an hour ago does not matter.
     assert found == pytest.approx([2e-6, 4e-6, 4e-6, 8e-6])
 
 

@@ -1,4 +1,4 @@
-"""Folders, braces, and files that lie beside others."""
+"""Folders, braces, and files that lie next to others."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Bad records, and what a source says before it is read."""
+"""Bad records, and the statements of a source before it is read."""
 
 import re
 
@@ -60,7 +60,7 @@ def test_the_first_record_that_is_left_out_is_told_of_with_its_line_and_what_is_
 
 
 def test_each_record_that_is_left_out_is_told_with_its_line_however_ranges_are_cut(opened):
-    """The error at the end of a run named the last that a loader had come to."""
+    """Earlier, the error at the end of a run named only the last such record of a loader."""
     bad = {3, 17, 18, 30}
     source = opened(bad=bad, policy="skip")
     whole = source.read(0, 80).table

@@ -18,7 +18,7 @@ from omniload.source.patterns import find_files
 
 
 class Clock:
-    """Goes on by hand."""
+    """Advances by hand."""
 
     def __init__(self):
         self.now_s = 0.0
@@ -28,7 +28,10 @@ class Clock:
 
 
 class Builder:
-    """Tells files by all that they and what lies beside them hold, and counts how often it did; a look takes 2 s."""
+    """Identifies files by their whole contents and those of their companions, and counts how often.
+
+    A look takes 2 s.
+    """
 
     def __init__(self, clock):
         self.built, self._clock = 0, clock
@@ -91,7 +94,7 @@ def test_other_content_of_the_size_and_the_time_of_before_is_refused(
             match=rf"{said}holds something else since 2\d.* UTC; .*put back what was",
         ):
             file.require_unchanged()
-        write(tmp_path / name, b"text")  # what was there is put back, by whatever way
+        write(tmp_path / name, b"text")  # the old contents are restored, in whatever way
 
 
 def test_what_is_of_a_kept_index_is_refused_too(file, builder, tmp_path):
@@ -198,7 +201,7 @@ def test_where_the_time_of_change_says_nothing_looks_are_ever_fewer(file, builde
         file.known.require_same(file, marks())
         looks.append(builder.built > before)
 
-    # Of 2 s each: four nearly at once, then one after 2 s, 200 s, 20,000 s and twice a day.
+    # Looks of 2 s each: four nearly at once, then one after 2 s, 200 s, 20,000 s and twice a day.
     assert looks == [True] * 4 + [False, True] * 5
 
 

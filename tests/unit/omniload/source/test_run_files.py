@@ -103,7 +103,7 @@ def test_a_pattern_takes_the_journal_of_a_run_that_is_not_there_yet(tmp_path, pa
     assert is_taken(tmp_path, f"file://{tmp_path}/{pattern}", run_dir)
     (tmp_path / run_dir).mkdir(exist_ok=True, parents=True)
     written(tmp_path / run_dir / "journal.jsonl", JOURNAL)
-    with pytest.raises(ConfigError, match="the journal of a run"):  # as the listing has it
+    with pytest.raises(ConfigError, match="the journal of a run"):  # because the listing has it
         found(tmp_path, pattern)
 
 

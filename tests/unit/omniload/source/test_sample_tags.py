@@ -57,7 +57,7 @@ def test_lines_that_are_read_at_once_have_the_values_of_each_by_itself(folder, d
     column |= {"default": DTYPES[dtype]} if has_default else {}
 
     many = read(folder, b"\n".join(data), column)
-    # A line that begins with white space is looked at by itself, and so are those around it.
+    # A line that begins with white space is parsed by itself, and so are its neighbours.
     each = read(folder, b"\n".join(b" " + line for line in data), column)
 
     assert np.array_equal(many.bad_B, each.bad_B)

@@ -1,4 +1,4 @@
-"""Splits by the names of files: a folder of the Hub holds what is trained on beside what is not."""
+"""Splits by the names of files: a folder of the Hub has training data next to other data."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_a_split_is_known_by_the_file_or_its_folder(path, split):
 
 
 def taken(folder, names, patterns, caplog):
-    """Return what is warned of as patterns are looked for in a folder of such files."""
+    """Return the warnings when patterns are looked for in a folder of such files."""
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(b"")

@@ -1,4 +1,4 @@
-"""A rank in the process of its plane that is refused another number stays what it is."""
+"""A rank in the process of its plane keeps its number if another number is refused."""
 
 from types import SimpleNamespace
 
@@ -65,7 +65,7 @@ def test_a_resize_to_a_number_that_another_rank_has_leaves_the_rank_as_it_was():
 
 
 class BuiltForOthers:
-    """A constructor that has a step of the ranks of before, and none of those of now."""
+    """A constructor that has a step of the previous ranks, and none of the present ones."""
 
     def has(self, step, generation=0):
         return generation == 0

@@ -1,4 +1,4 @@
-"""What the classes of Ray's actors add to the shells: where they carry calls out."""
+"""Additions of Ray's actor classes to the shells: the threads and queues in which they carry out calls."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

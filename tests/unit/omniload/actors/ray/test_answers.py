@@ -1,4 +1,4 @@
-"""Errors that come back from Ray: what an actor raised, what became of it, and what is a fault of the project."""
+"""Errors of Ray's answers: errors that an actor raised, the fate of an actor, and defects of the project."""
 
 import threading
 from concurrent.futures import Future

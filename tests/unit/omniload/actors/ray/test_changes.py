@@ -1,4 +1,4 @@
-"""Whom a plane of actors counts on while a source is added or a loader replaced: roles are lost at any moment."""
+"""The members that a plane of actors counts on while a source is added or a loader replaced, as roles are lost."""
 
 import threading
 from concurrent.futures import Future
@@ -104,7 +104,7 @@ def serving(crew, source):
 
 
 def opening_of(crew):
-    """Return what a planner that is started now would begin with."""
+    """Return the sources and links with which a planner that is started now would begin."""
     member = Member(PLANNER, 1)
     crew.actors[member] = FakePlanner(crew.spec)
     return crew.open_planner(member)()
@@ -371,7 +371,7 @@ def test_constructors_are_told_once_the_planner_has_handed_over(handed_over):
 
 def test_a_planner_that_is_late_is_told_again_and_constructors_after_that(handed_over):
     handed_over.planner.answers[0].set_exception(UnavailableError("its journal waits for a store"))
-    # Not at once: of a loader that has died too, the planner says so at once, 60 times a second.
+    # The repeat comes later, because the planner answers at once about a loader that has died too, 60 times a second.
     assert (len(handed_over.planner.heard), handed_over.constructor.heard) == (1, [])
     for _ in range(2):
         handed_over.handing_over.tell_again()
@@ -412,7 +412,7 @@ def test_what_fails_at_once_is_not_tried_for_ever(handed_over):
 
 
 PASSING = [ActorUnavailableError("its host was cut off", None), ObjectLostError("0" * 56, None, "")]
-"""A call is lost by them, and nobody takes the place of the actor."""
+"""Errors after which a call is lost, and the actor is not replaced."""
 
 
 @pytest.mark.parametrize("loss", PASSING)
@@ -431,7 +431,7 @@ def test_a_planner_that_may_live_is_told_again_who_serves_and_one_that_has_ended
 def test_a_constructor_that_did_not_hear_which_loader_serves_is_told_again(handed_over, loss):
     handed_over.planner.answers[0].set_result(None)
     handed_over.constructor.answers[0].set_exception(loss)
-    # Not at once: of one that is cut off the answer is as quick.
+    # The repeat comes later, because the answer about a constructor that is cut off is as quick.
     assert len(handed_over.constructor.heard) == 1
 
     handed_over.handing_over.tell_again()

@@ -1,4 +1,4 @@
-"""Which process holds each role, asked while one of them is lost."""
+"""The process that holds each role, looked up while one of them is lost."""
 
 import threading
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ FIRST, SECOND, PLANNER = Member("loader-0"), Member("loader-0", 1), Member("plan
 
 @pytest.fixture
 def crew(monkeypatch):
-    """Actors by what each answers; nobody is waited for longer than a look."""
+    """Actors by their answers; no answer is waited for longer than a look."""
 
     def wait_for_ref(answer, _timeout_s, check):
         check()

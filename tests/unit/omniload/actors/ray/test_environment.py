@@ -52,7 +52,7 @@ def test_a_process_that_uses_no_ray_may_open_a_plane(monkeypatch):
 
 
 class Tee:
-    """What a script puts in the place of ``sys.stderr`` to keep a log: written to, and nothing else."""
+    """A script's replacement of ``sys.stderr`` that keeps a log: it can be written to, and nothing else."""
 
     def write(self, text):
         return len(text)

@@ -1,4 +1,4 @@
-"""Who holds a role by now: what of Ray's head is heard, and what a rank that waits for it does meanwhile."""
+"""The present holder of a role: the answers of Ray's head, and a rank's actions while it waits for it."""
 
 from concurrent.futures import Future
 from types import SimpleNamespace

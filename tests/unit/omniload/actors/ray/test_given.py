@@ -149,7 +149,7 @@ def test_a_thread_waits_while_another_connects_or_leaves_and_says_for_whom(
     at_work, monkeypatch, caplog
 ):
     monkeypatch.setattr(namespaces, "_TOLD_AFTER_S", 1e-3)
-    caplog.handler.addFilter(lambda _: at_work.set() or True)  # the other ends once that is told
+    caplog.handler.addFilter(lambda _: at_work.set() or True)  # the other ends when that is logged
 
     with namespaces.in_turn("leaves its Ray"), namespaces.in_turn("ends what it has left"):
         pass

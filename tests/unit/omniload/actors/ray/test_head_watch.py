@@ -1,4 +1,4 @@
-"""How often ranks look at the head of their Ray, when it is lost to them, and whom of it they find stopped."""
+"""How often ranks look at the head of their Ray, when it counts as lost, and which of its processes are stopped."""
 
 import psutil
 import pytest
@@ -11,9 +11,9 @@ from omniload.base.errors import UnavailableError
 RAY_S = 60.0
 """Ray ends a process behind this long without its head."""
 PROMISED_S = 56.0
-"""Within this long of its last answer a head that is lost is told (docs/design/roles/0016)."""
+"""Limit within which a lost head is reported, counted from its last answer (docs/design/roles/0016)."""
 LOOK_S = 5.0
-"""Longest that a look takes which nobody answers, as where the way is cut."""
+"""Longest look without an answer, as when the network is cut."""
 
 
 class Head:
@@ -71,7 +71,7 @@ def test_a_head_that_is_lost_is_told_of_before_ray_ends_the_process(ranks, part)
 
     told_s = head.look_until(2000.0)
 
-    # Of all that a cut may last, no rank is ended by what a lifeline bears.
+    # This is before the longest time for which a lifeline bears a cut, so no rank is ended.
     assert 25.0 <= told_s - lost_s < RAY_S
 
 
@@ -103,7 +103,7 @@ def test_a_head_that_is_back_was_never_lost_and_is_looked_at_as_before(ranks):
 
     every_s = between_looks_s(ranks)
     gaps = [b - a for a, b in zip(head.looks[missed:], head.looks[missed + 1 :], strict=False)]
-    # The first as its own draw has it: those that one cut has kept waiting look apart.
+    # The first gap is random, so that ranks which waited for the same cut look at different times.
     assert gaps == pytest.approx([0.25 * every_s] + [every_s] * (len(gaps) - 1))
 
 

@@ -1,4 +1,4 @@
-"""What the keeper does with members whose process is known only late."""
+"""The keeper's handling of members whose process becomes known only late."""
 
 import queue
 import threading
@@ -38,7 +38,7 @@ class Method:
 
 
 class FakeCrew:
-    """Actors that answer when they are told to; what is done to their processes is put down in order."""
+    """Actors that answer on command; the actions on their processes are recorded in order."""
 
     def __init__(self):
         self.done, self.buried = queue.Queue(), queue.Queue()
@@ -118,7 +118,7 @@ def test_a_constructor_that_follows_a_lost_one_is_at_home_also_where_a_move_came
 
     made.actors[first].stay.asked.get(timeout=LIMIT_S).set_exception(UnavailableError("killed"))
     assert placed.get(timeout=LIMIT_S) == "home"
-    # While that one is started, the ranks of the one before it are told to be elsewhere.
+    # While that one is started, ranks of the previous one are led elsewhere.
     made.planner.nodes_of_ranks.asked.get(timeout=LIMIT_S).set_result((1, ["away"]))
     made.planner.nodes_of_ranks.asked.get(timeout=LIMIT_S)  # it was heard
     second = Member(first.role, 1)
@@ -211,7 +211,7 @@ def test_the_end_of_a_process_that_is_held_is_heard_from_the_kernel_before_ray_t
         ("end", FIRST),
         ("start", Member("loader-0", 1)),
     ]
-    # Ray, which tells of it later, replaces nobody once more.
+    # Ray reports the end later, and causes no second replacement.
     crew.actors[FIRST].stay.asked.get(timeout=LIMIT_S).set_exception(UnavailableError("killed"))
     crew.actors[Member("loader-0", 1)].process.asked.get(timeout=LIMIT_S).set_result(
         Process(8, "here")
@@ -275,7 +275,7 @@ def test_a_plane_that_is_given_up_is_told_to_all_that_live_and_to_whoever_opened
         started.get(timeout=LIMIT_S)
     lose("loader-0")
 
-    # Holders of both are lost, and nobody takes their place any more: those that are being started are told.
+    # Holders of both are lost, and no member takes their place: the members that are starting are notified.
     heard = [told.get(timeout=LIMIT_S) for _ in range(2)]
     assert {member for member, _ in heard} == {Member("planner", 1), Member("constructor-0", 1)}
     assert all("loader-0 was lost 6 times" in why for _, why in heard)
@@ -285,7 +285,7 @@ def test_a_plane_that_is_given_up_is_told_to_all_that_live_and_to_whoever_opened
 
 
 class ActorUnschedulableError(Exception):
-    """As Ray's, of an actor that is to be on a node that is gone."""
+    """A fake of Ray's error for an actor with affinity to a node that is gone."""
 
 
 def test_a_role_whose_host_is_gone_is_told_as_that(crew, caplog):

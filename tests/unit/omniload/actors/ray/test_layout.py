@@ -1,4 +1,4 @@
-"""Where data constructors go: beside their ranks, and every rank has one."""
+"""Places of data constructors: next to their ranks, and every rank has one."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Shadows are told where they would begin: often enough, none twice at once, and nobody waits for them."""
+"""Shadows are notified of the place to begin: often enough, never twice at once, and without a wait for them."""
 
 from concurrent.futures import Future
 from functools import partial
@@ -18,7 +18,7 @@ OUTSTANDING = TakeOver(ranges={0: (3, 9), 1: (4, 9), 2: (5, 9)}, without={1: (4,
 
 
 class Method:
-    """A method of an actor: what it was asked, and answers that are the test's to give."""
+    """A method of an actor: its calls, and answers that the test gives."""
 
     def __init__(self):
         self.asked, self.answers = [], []
@@ -68,7 +68,7 @@ def test_they_are_told_once_a_second_and_at_once_where_one_is_new(crew, leader):
 
     assert [lead([ONE], s) for s in (0.0, 0.25, 0.75, 1.0, 1.25)] == [1, 1, 1, 2, 2]
     assert [lead([ONE, OTHER], s) for s in (1.5, 1.75)] == [3, 3]
-    # One that is gone is no reason, and nobody is asked where none stands by.
+    # A shadow that is gone is no reason, and without a shadow no call is made.
     assert [lead([OTHER], 2.0), lead([], 9.0)] == [3, 3]
 
 

@@ -1,4 +1,4 @@
-"""With which token a process asks for the Ray of somebody else, and that one of its own asks for a secret."""
+"""The token with which a process connects to a Ray of another user, and that its own Ray asks for a secret."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from omniload.actors.ray.tokens import own_token, token, use_given_token
 
 @pytest.fixture
 def a_home(tmp_path, monkeypatch):
-    """Return the folder of a user who has set nothing; Ray is told afterwards what holds again."""
+    """Return the folder of a user who has set nothing; afterwards Ray reads its present settings again."""
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.setenv(name, "")  # noted, whatever becomes of it
         monkeypatch.delenv(name)

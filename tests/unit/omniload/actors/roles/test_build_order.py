@@ -1,4 +1,4 @@
-"""What a data constructor is told in one call comes out as it went in, as pickle itself would have it."""
+"""The arguments of one call to a data constructor come out as they went in, equal to those through pickle itself."""
 
 import pickle
 from dataclasses import fields, is_dataclass

@@ -21,7 +21,7 @@ BUILT.set_result(1)
 
 @pytest.fixture
 def shell(monkeypatch):
-    """A constructor whose rank has told of one step; a question that has no answer yet waits a moment."""
+    """A constructor whose rank has reported one step; a question without an answer waits a moment."""
     monkeypatch.setattr(module, "_ASKED_AGAIN_S", 1e-3)
     machine = DataConstructor(dp_ranks=[0], names=["web"], row_length=8)
     shell = ConstructorShell(machine, list, Activity("constructor-0"))
@@ -76,7 +76,7 @@ def test_the_first_failure_of_the_present_ranks_is_told_until_there_are_other_ra
     assert shell.told(0)[0] == 3
 
 
-# A planner tells plans that stay again with those that it takes back; one that takes over does not.
+# A planner sends plans that stay again, together with those that it takes back; a planner that takes over does not.
 EDITIONS = [(Edition(turn=1, since=9), False), (Edition(life=1, since=6), True)]
 
 

@@ -1,4 +1,4 @@
-"""What a role's answer comes to."""
+"""The result of a role's answer."""
 
 import threading
 from concurrent.futures import Future

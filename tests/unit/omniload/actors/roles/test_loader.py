@@ -29,7 +29,7 @@ class AnOpening:
     answer: staticmethod
     facts = None
     refusals: tuple = ()
-    """What opening source 0 raises, one after the other."""
+    """Errors that opening source 0 raises, one after another."""
 
     def __init__(self, *, mix, number, **_):
         self.name, self.number = mix.names[number], number
@@ -68,7 +68,7 @@ def clock():
 
 
 class Following(LoaderShell):
-    """As a loader opens that takes the place of a lost one, or stands by."""
+    """A loader that opens in the place of a lost one, or to stand by."""
 
     opens_again_s = (0.1, 0.2)
 
@@ -386,7 +386,8 @@ def test_what_reading_costs_in_a_job_is_kept_for_the_next_start_as_far_as_it_is_
     monkeypatch.setattr(loader_module, "RunningCosts", Noted)
     shell = a_shell(lambda *_: None, cache_dir=tmp_path)
     monkeypatch.setattr(loader_module.time, "thread_time", lambda: next(spent_s))
-    # Of one that several read this thread spends a part of the time, as of one that they begin or cease to read.
+    # If several processes read a source, this thread spends a part of the time, also when they begin or cease to
+    # read.
     readers = itertools.cycle((before, after))
     monkeypatch.setattr(SourceReaders, "read_by", lambda self, number: next(readers))
 

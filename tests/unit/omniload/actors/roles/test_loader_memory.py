@@ -1,4 +1,4 @@
-"""``loader.memory`` is a cap: what a loader holds of its sources, blocks and samples read ahead, stays within it."""
+"""``loader.memory`` is a limit: a loader's memory for its sources, blocks and samples read ahead, stays below it."""
 
 import contextlib
 from itertools import chain
@@ -17,12 +17,12 @@ from tests.support.plane.builders import a_mix
 
 MIB = 1 << 20
 RECORDS, TOKENS, GROUP = 256, 1024, 64
-"""Of each source: 256 records of 4 KiB, in row groups of 256 KiB, of which four make a block."""
+"""Size of each source: 256 records of 4 KiB, in row groups of 256 KiB, of which four make a block."""
 NAMES = tuple(f"s{number}" for number in range(6))
 
 
 class Counted(BlockMemory):
-    """Looks at what is held each time that something is held more or less."""
+    """Records the memory in use after each change."""
 
     def __init__(self, *limits):
         super().__init__(*limits)
@@ -65,7 +65,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture
 def drawn(corpus, monkeypatch):
-    """Read every source twice, in turns, as plans ask for it; return what was held, and the samples."""
+    """Read every source twice, alternately, as plans request them; return the memory in use, and the samples."""
 
     def read(limit, at_once=16):
         memories = []

@@ -1,4 +1,4 @@
-"""What steps hold is counted once and for good; records that were skipped are told of a few times."""
+"""The contents of steps are counted once and for good; skipped records are reported a few times."""
 
 import logging
 from collections import Counter
@@ -54,7 +54,7 @@ def planned(step, bad=(), **tokens):
 
 
 class Counted:
-    """What the counters have grown by since this was made."""
+    """The growth of the counters since this was made."""
 
     NAMES = ("omniload_tokens_planned_total", "omniload_samples_skipped_total")
 
@@ -99,7 +99,7 @@ def test_a_planner_that_took_over_counts_none_of_the_steps_that_it_plans_again(h
     counted, figures = Counted(), Figures()
     PlannedCounts(figures).note(steps, slowest=heard)
 
-    # It knows of the lost one what its heartbeat said, and of ranks nothing until they tell.
+    # It knows the last heartbeat of the lost planner, and nothing of ranks until they report.
     after = PlannedCounts(figures)
     after.note(steps[1:], slowest=1)
     after.note([], slowest=6)

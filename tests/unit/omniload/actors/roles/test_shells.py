@@ -1,4 +1,4 @@
-"""The shells of loader, constructor and client, without threads: what they carry, and what ends a wait."""
+"""The shells of loader, constructor and client, without threads: their messages, and the ends of waits."""
 
 import queue
 import threading
@@ -201,7 +201,7 @@ def test_the_end_of_the_data_is_no_batch():
     shell.build([a_plan([[A]])])
 
     shell.end(1)
-    # As of a shard that was read ahead: the run has all its steps.
+    # As for a shard that was read ahead: the run has all its steps.
     shell.fail(IntegrityError("bad record"))
 
     assert shell.take(0, 0).step == 0
@@ -282,7 +282,7 @@ def test_a_planner_that_asks_where_nobody_tells_anything_is_answered_in_the_end(
 
 
 class FakeHandle:
-    """A rank's handle over batches that are at hand."""
+    """A rank's handle over batches in memory."""
 
     def __init__(self, steps, first_step=0):
         self.first_step = first_step
@@ -362,7 +362,7 @@ class FakeLoader:
 
 
 class FakeConstructor:
-    """A constructor that can or cannot be told of a failure."""
+    """A constructor that can or cannot be notified of a failure."""
 
     dp_ranks = (0,)
 
@@ -370,7 +370,7 @@ class FakeConstructor:
         self.deaf, self.heard = deaf, []
 
     def told(self, served):
-        """Ranks tell the planner themselves."""
+        """Ranks report to the planner themselves."""
 
     def fail(self, error):
         if self.deaf:
@@ -494,7 +494,7 @@ class OneAnswer(FakeLoader):
         return self.answers.pop(0)
 
     def release(self, command):
-        """What every rank has taken is of no matter here."""
+        """The release of steps does not matter here."""
 
 
 class GivenTo(FakeConstructor):
@@ -518,10 +518,10 @@ class GivenTo(FakeConstructor):
         return Future()
 
     def release(self, command):
-        """What every rank has taken is of no matter here."""
+        """The release of steps does not matter here."""
 
     def end(self, step):
-        """Nor is the end."""
+        """Nor does the end."""
 
 
 def test_a_read_that_fails_once_every_step_is_planned_ends_nothing():
@@ -534,7 +534,7 @@ def test_a_read_that_fails_once_every_step_is_planned_ends_nothing():
     assert loader.is_asked_again.wait(LIMIT_S)
     shell.taken(0, 0)
 
-    for _ in range(2):  # before it fails, and behind that: it goes on, and answers
+    for _ in range(2):  # before it fails, and afterwards: it continues, and answers
         with pytest.raises(ConfigError, match="all its steps are planned"):
             shell.change(an_edit(web=2.0)).result(LIMIT_S)
         if not loader.answers[0].done():
@@ -599,7 +599,7 @@ def test_changes_that_are_asked_for_at_once_are_taken_up_one_after_the_other():
 
 
 class TellingConstructor(FakeConstructor):
-    """A constructor that is asked what its ranks tell, and answers when the test says so."""
+    """A constructor that answers the planner's questions about its ranks when the test says so."""
 
     def __init__(self, *dp_ranks):
         super().__init__()
@@ -622,10 +622,10 @@ class TellingConstructor(FakeConstructor):
         self.failed.put(error)
 
     def release(self, command):
-        """What every rank has taken is of no matter here."""
+        """The release of steps does not matter here."""
 
     def end(self, step):
-        """Nor is the end."""
+        """Nor does the end."""
 
 
 def test_constructors_are_asked_what_ranks_tell_with_the_next_plans_or_at_once_without_any():
@@ -649,7 +649,7 @@ def test_constructors_are_asked_what_ranks_tell_with_the_next_plans_or_at_once_w
     asked[1].set_result(StepsTaken(steps={(1, 0): 0}, is_whole=True))
 
     assert [each.built.get(timeout=LIMIT_S) for each in constructors] == [[2], [0]]
-    # The first had nothing to say that a plan waited for while the other had not told.
+    # No plan waited for a report of the first constructor while the other had not reported.
     asked = [each.asked.get(timeout=LIMIT_S) for each in constructors]
     assert all(each.asked.empty() for each in constructors)
     asked[0].set_result(StepsTaken(steps={(0, 0): 1}, is_whole=True))
@@ -692,7 +692,7 @@ def test_a_constructor_whose_answer_the_planner_has_yet_to_hear_is_not_asked_aga
 
 
 class ClaimedJournal:
-    """A journal that a planner goes on with, and whose store says whose it is, or does not."""
+    """A journal that a planner continues, and whose store names its owner, or does not."""
 
     def __init__(self, answer):
         self.answer = answer

@@ -1,4 +1,4 @@
-"""The shell that has as many read a source as are asked for: what it tells the machine, and what it does and says."""
+"""The shell that has the requested number of readers for a source: its events, actions and messages."""
 
 from types import SimpleNamespace
 
@@ -37,7 +37,7 @@ class Reader:
 
 @pytest.fixture
 def a_loader(monkeypatch):
-    # What a few records take of a processor is nothing beside the seconds of the clock here.
+    # The processor time of a few records is nothing compared with the seconds of the clock here.
     monkeypatch.setattr(machine, "CORE", 0.0)
     monkeypatch.setattr(machine, "_WORTH", -1.0)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(4))
@@ -104,7 +104,7 @@ def test_readers_for_a_coming_step_are_started_before_it_and_it_is_told_for_whic
             break
 
     assert len(loader.started) == 1
-    assert loader.source.so_far.readers == 1  # no read has told of them yet
+    assert loader.source.so_far.readers == 1  # no read has been reported since
     reading = Reading.in_figures(loader.activity.figures.read())["web"]
     assert (reading.readers, reading.for_step) == (2, 100)
     assert "web is read by 2 from now on: from step 100 on its share is 60%" in caplog.text
@@ -155,7 +155,7 @@ def test_readers_of_sources_that_are_dropped_end_with_them(a_loader):
 
     assert Reading.in_figures(loader.activity.figures.read())["web"].readers == 2
     loader.its.drop([0, 7])
-    # Whoever watches the job is told of it by the loader that serves it from now on.
+    # From now on, the loader that serves the source reports its figures.
     assert figures(loader) == (0, 0)
     assert Reading.in_figures(loader.activity.figures.read()) == {}
     loader.reads(100, share=1.0)

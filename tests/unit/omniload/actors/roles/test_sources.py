@@ -41,7 +41,7 @@ class Reading:
 
 
 def read_whole(parts, reading, start, stop):
-    """Ask for what is left until all is there; return the answers."""
+    """Ask for the rest of a range until all of it is there; return the answers."""
     answers = []
     while start < stop:
         answers.append(parts.read(start, stop, reading.read, reading.block_stop))
@@ -59,7 +59,7 @@ def test_no_part_takes_long_once_it_is_known_what_a_record_takes(record_s):
 
     usual = reading.sizes[len(reading.sizes) // 2 :]
     assert all(size * record_s <= 0.5 or size == 1 for size in usual)
-    # Nor are there many, as each has a cost of its own: what is left of a range, and those that find it out.
+    # There are not many, because each has a cost: the rests of ranges, and the reads that measure the speed.
     assert len(reading.sizes) <= 8000 * record_s / 0.05 + 4 + 6
     assert sum(reading.sizes) == 8000
 
@@ -173,7 +173,7 @@ loader: {{shard_cache: {{path: near, limit: 64MB}}}}
         assert figures["shard_store_bytes_total"] == 0
         return figures["shard_disk_bytes_total"] - opened
 
-    opening.open(Caches.of(opening.mix, tmp_path))  # what is read, it keeps
+    opening.open(Caches.of(opening.mix, tmp_path))  # it keeps the data that it reads
     alone = read_bytes(1)
     shared = read_bytes(2)
 

@@ -1,4 +1,4 @@
-"""One run for all threads that want its result at once: what is shared, what is not, what is left behind."""
+"""One run for all threads that want its result at once: what they share, what they do not, and what remains."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

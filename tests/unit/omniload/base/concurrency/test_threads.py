@@ -74,7 +74,7 @@ def test_threads_are_daemons_and_no_more_than_asked_for():
     pool = DaemonPool(3, "test")
 
     def meet(_):
-        names["all"].wait(_LONG_S)  # each call needs two others beside it
+        names["all"].wait(_LONG_S)  # each call needs two others at the same time
         thread = threading.current_thread()
         return thread.name, thread.daemon
 

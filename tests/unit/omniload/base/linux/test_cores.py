@@ -1,4 +1,4 @@
-"""How many cores a process may use, and how many processes and threads may begin yet."""
+"""The number of cores that a process may use, and of processes and threads that may still start."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""Who may hold a file or a folder beside whom, and what is left of it."""
+"""Locks of files and folders: which may be held together, and which files remain."""
 
 import errno
 import fcntl

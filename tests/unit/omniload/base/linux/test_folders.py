@@ -1,4 +1,4 @@
-"""What globs match, and links that lead in circles."""
+"""Matches of globs, and links that lead in circles."""
 
 import glob
 import os
@@ -93,7 +93,7 @@ def test_folders_that_are_all_linked_to_each_other_are_taken_once(
         "data/a/0.jsonl",
         *(f"data/a/to-{other}/0.jsonl" for other in names[1:]),
     ]
-    # What a pattern names is meant.
+    # A pattern may name such a folder itself.
     assert len(matches_of("data/*/*/*.jsonl", tmp_path)) == 42
 
 

@@ -1,4 +1,4 @@
-"""Whether a machine gives free memory back is read from the features of its balloon, and from no other device."""
+"""Whether a machine returns free memory is read from the features of its balloon, and from no other device."""
 
 import pytest
 

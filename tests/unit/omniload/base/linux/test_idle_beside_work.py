@@ -38,7 +38,7 @@ def test_the_kernel_is_asked_once_it_is_entered_and_once_it_is_left(tmp_path, mo
     monkeypatch.setattr(kept_waiting, "_STAT", stat)
     monkeypatch.setattr(kept_waiting, "_LOAD", load)
     monkeypatch.setattr(kept_waiting, "_LEAST_SAMPLES", 0)
-    # Not the clock of all: a thread that another test left would ask it too.
+    # A clock for this module alone: a thread that another test left would use a shared one too.
     clock = SimpleNamespace(monotonic=lambda: next(now))
     monkeypatch.setattr(kept_waiting, "time", clock)
     load.write_text("9.31 4.40 2.35 5/412 9041\n")
@@ -49,7 +49,7 @@ def test_the_kernel_is_asked_once_it_is_entered_and_once_it_is_left(tmp_path, mo
         while not cores.wanted:
             pass
 
-    # Of two cores, both of which four threads wanted, 0.2 s in two seconds idled.
+    # Four threads wanted both of two cores, and 0.2 s of two seconds idled.
     assert cores.share == pytest.approx(0.1 / 2)
     assert set(cores.wanted) == {4}
 

@@ -1,4 +1,4 @@
-"""How long a thread was kept from running."""
+"""The time for which a thread was kept from running."""
 
 from omniload.base.linux.kept_waiting import kept_waiting_s
 

@@ -1,4 +1,4 @@
-"""Where servers listen: every form that a setting may have, and the refusals, which say what this host has."""
+"""Addresses of servers: every form of the setting, and the refusals, which name the addresses of this host."""
 
 import errno
 import os

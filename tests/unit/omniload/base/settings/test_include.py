@@ -1,4 +1,4 @@
-"""Settings that include files and name variables: what is merged, what is refused, and a text that says the same."""
+"""Settings that include files and name variables: merging, refusals, and an equivalent single text."""
 
 import subprocess
 

@@ -1,4 +1,4 @@
-"""What ``omniload mix set`` understands."""
+"""Arguments of ``omniload mix set``."""
 
 from pathlib import Path
 

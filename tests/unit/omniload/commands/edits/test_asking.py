@@ -46,7 +46,7 @@ def test_the_first_step_that_was_never_planned_is_found_without_reading_all_step
     )
 
     assert change_mix(run, CHANGE, None, 1.0).edit.step == 39
-    # Of 39 steps and 4 bases: the last stretch, read for the step and for its edits.
+    # Of 39 steps and 4 bases, only the last stretch is read, for the step and for its edits.
     assert len(parsed) < 12
 
 
@@ -64,7 +64,7 @@ def test_a_run_that_another_host_reports_of_is_not_at_rest_though_no_lock_is_see
 
 
 def test_a_run_of_this_host_that_has_ended_is_changed_at_once(run):
-    """The lock tells that it has."""
+    """The lock shows that it has ended."""
     a_status(run, host=socket.gethostname(), age_s=0.0)
 
     assert change_mix(run, CHANGE, None, 1.0).edit.revision == 1

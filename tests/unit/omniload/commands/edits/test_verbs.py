@@ -1,4 +1,4 @@
-"""What the verbs that change a mix understand of their options."""
+"""Options of the verbs that change a mix."""
 
 import pytest
 from click.testing import CliRunner

@@ -1,4 +1,4 @@
-"""When a file counts as saved, and what is no file to watch."""
+"""When a file counts as saved, and which files cannot be watched."""
 
 import yaml
 
@@ -12,7 +12,7 @@ OLD, SHORT, NEW = (1, 90, 5), (1, 20, 7), (1, 95, 8)
 
 
 def looked(saves, *marks, every_s=0.1):
-    """Look at marks one after the other; return the places of those that were told as saves."""
+    """Look at marks one after another; return the places of those that were reported as saves."""
     return [i for i, mark in enumerate(marks) if saves.look(mark, i * every_s)]
 
 

@@ -1,4 +1,4 @@
-"""What looks at a running plane come to."""
+"""Findings of several looks at a running plane."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_a_wait_is_followed_to_the_role_that_waits_for_no_other():
 
     (finding,) = found.findings
     assert (found.looks, found.seconds) == (6, 5.0)
-    assert found.waited_share == pytest.approx(0.4)  # of two ranks one waited 4 of 5 s
+    assert found.waited_share == pytest.approx(0.4)  # one of two ranks waited 4 of 5 s
     assert finding.role == "loader-1"
     assert "rank dp=0 -> constructor-0 -> planner -> loader-1, which reads records" in finding.seen
     assert finding.seen.startswith("ranks waited 40.0% of the time; 100% of it led to rank dp=0")
@@ -240,7 +240,7 @@ def test_what_is_as_it_should_be_is_no_finding(roles):
 
 
 def lock_step(second, first, other, *, age_s, rate=20.0):
-    """A moment of two ranks that told how far they are, the other so many seconds before the first."""
+    """Return a moment of two ranks that reported their steps, the other ``age_s`` seconds before the first."""
     ranks = [
         a_role(f"rank dp={n}", taken_steps_total=steps).model_copy(
             update={"age_s": age, "rates": {"taken_steps_total": rate}}
@@ -253,10 +253,10 @@ def lock_step(second, first, other, *, age_s, rate=20.0):
 @pytest.mark.parametrize(
     ("looks", "behind"),
     [
-        ([lock_step(0, 100, 86, age_s=0.7)], None),  # within what it may have taken since
+        ([lock_step(0, 100, 86, age_s=0.7)], None),  # within the number that it may have taken since
         ([lock_step(0, 100, 80, age_s=0.5)], "10"),
         ([lock_step(0, 100, 90, age_s=0.0)], "10"),
-        # Of two whose reports alternate, neither is behind in every look.
+        # Two ranks report alternately, and neither is behind in every look.
         ([lock_step(0, 100, 95, age_s=0.0), lock_step(1, 115, 120, age_s=0.0)], None),
         ([lock_step(0, 100, 95, age_s=0.0), lock_step(1, 120, 115, age_s=0.0)], "5"),
     ],
@@ -281,7 +281,7 @@ def test_a_planner_that_has_planned_every_step_is_not_told_to_plan_further_ahead
     slow = [a_wait(n, 0.8 * n, cause="loader-1") for n in range(3)]
 
     assert diagnosed(*map(at_the_end, range(3))).findings == ()
-    # Waits of before are told of, and what the planner did then.
+    # Earlier waits are reported, with the planner's state at that time.
     (finding,) = diagnosed(*slow, at_the_end(3)).findings
     assert finding.role == "loader-1"
 

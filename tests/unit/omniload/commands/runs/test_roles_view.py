@@ -1,4 +1,4 @@
-"""What ``omniload mix top`` shows of where roles are."""
+"""The places of roles in ``omniload mix top``."""
 
 import time
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Dynamic sampling as a loop uses it: batches, failures told on all ranks, states, replays and what is refused."""
+"""Dynamic sampling as a loop uses it: batches, failures raised on all ranks, states, replays and refusals."""
 
 import json
 
@@ -18,7 +18,7 @@ STEPS = some_steps([4] * 6)
 
 
 def rewards_of(prompt):
-    """Return two rewards: of every third prompt of a source all right, of every third all wrong."""
+    """Return two rewards: in every three prompts of a source, one is all right and one is all wrong."""
     return [[1, 1], [0, 0], [1, 0]][prompt.key[1] % 3]
 
 

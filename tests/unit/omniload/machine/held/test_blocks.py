@@ -1,4 +1,4 @@
-"""What is held of a source, of which some reads lack a shard."""
+"""Blocks of a source in memory, of which some reads lack a shard."""
 
 from itertools import pairwise
 
@@ -78,7 +78,8 @@ def test_whatever_is_read_every_sample_of_some_read_is_held_once_and_nothing_els
     assert all(a.table.stop <= b.table.start for a, b in pairwise(blocks))
     found = positions(held)
     assert found == sorted(found)
-    # What gave way may have had a shard that the read behind it lacks: nobody asks for it again.
+    # Blocks that gave way may have contained a shard that the later read lacks, and that shard is not requested
+    # again.
     last = {
         p
         for start, n, out in reads[-1:]

@@ -1,4 +1,4 @@
-"""Tags that costs and strategies read: asked for, reported, kept and told by piece; and not where nobody reads any."""
+"""Tags that costs and strategies read: requested, reported and kept by piece, and only if something reads them."""
 
 import pickle
 
@@ -87,7 +87,7 @@ def test_a_loader_that_is_asked_for_no_tag_reports_as_if_there_were_none():
     reports = [reported(block, ()) for block in (tagged, a_block(3, 4))]
 
     assert {type(report) for report in reports} == {SamplesReported}
-    # The size of what is held, which a tag is part of, is all that differs.
+    # Only the memory size differs, because a tag is a part of it.
     sizes = {report.size_bytes for report in reports}
     assert len(sizes) == 2
     plain = [pickle.dumps((r.source, r.table, r.without), protocol=5) for r in reports]

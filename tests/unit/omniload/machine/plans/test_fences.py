@@ -1,4 +1,4 @@
-"""What a constructor gives out, and which plans a planner may take back."""
+"""The steps that a constructor hands out, and the plans that a planner may take back."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How many batches a rank fetches at once: what it was given stands, however the mix is changed."""
+"""The number of batches that a rank fetches at once: granted batches stay valid, however the mix changes."""
 
 import pytest
 from hypothesis import given
@@ -56,5 +56,5 @@ def test_more_is_never_given_than_a_rank_takes_in_half_a_second_at_the_shorter_o
     pace = pace_after(32, steps_s)
 
     assert 1 <= pace.at_once <= 32
-    # A window at hand, and the one that is asked for behind it.
+    # One window in memory, and the requested one after it.
     assert pace.at_once == 1 or 2 * pace.at_once * min(steps_s[-2:]) <= 0.5 + 1e-6

@@ -51,7 +51,7 @@ def a_small_mix(prefetch=6, **changes):
 
 
 class Driven:
-    """A planner that is answered at once, and what it has journaled and published."""
+    """A planner that is answered at once, and the plans that it has journaled and published."""
 
     def __init__(self, mix, **changes):
         self.planner = a_planner(mix, epoch=[50, 50], **changes)

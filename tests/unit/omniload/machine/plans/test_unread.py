@@ -21,7 +21,7 @@ from tests.support.plane.reference import read_range, shard_of
 
 EPOCHS = [[[(7 * s + 3 * i) % 13 + 1] for i in range(600)] for s in range(2)]
 DAMAGED, FROM = 1, 200
-"""The shard of the first source that cannot be read, from a position on: of code, as sources are in order."""
+"""The shard of the first source that cannot be read, from a position on: code, because sources are in order."""
 FAULT = "code/1.parquet: row group 3: is damaged; replace it"
 OTHER_MIX = SetWeights(weights={"code": 0.0, "web": 1.0})
 
@@ -80,7 +80,7 @@ def failure_of(read):
 @pytest.fixture(autouse=True)
 def one_step_at_once(monkeypatch):
     monkeypatch.setattr("omniload.mix.config._TOKENS_AT_ONCE", 1)
-    # Short reads: that of the damaged shard is none of the first.
+    # Short reads, so that the read of the damaged shard is none of the first.
     monkeypatch.setattr("omniload.machine.queue._FIRST_READ", 2)
     monkeypatch.setattr("omniload.machine.queue._SMALL_READ", 4)
     monkeypatch.setattr("omniload.machine.queue._FEW_READ", 4)

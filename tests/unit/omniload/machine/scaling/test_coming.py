@@ -1,4 +1,4 @@
-"""What is seen of coming steps: which sources rise, to what, and how soon."""
+"""The view of coming steps: the sources that rise, their shares, and the time until then."""
 
 import pytest
 

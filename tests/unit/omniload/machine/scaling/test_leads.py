@@ -1,4 +1,4 @@
-"""How far ahead a source is read whose reads take their time, and what that may take of a loader's memory."""
+"""Read-ahead of a source with slow reads, and its use of a loader's memory."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ HISTORY = History(a_mix(weights={"web": 3.0, "code": 1.0}, loader={"memory": MEM
 
 
 def demand_of(leads, *token_bytes):
-    """Return what a step demands of sources whose tokens weigh so much."""
+    """Return a step's demand of sources whose tokens have these sizes."""
     known_S = [Weighed(each) for each in token_bytes]
     return leads.demand(HISTORY, MixState.start(2), 1, known_S)
 
@@ -85,7 +85,7 @@ def test_what_is_read_further_ahead_takes_the_room_that_other_sources_leave(own,
     leads.note(0, 30.0)
     demand, widened = demand_of(Leads(), own, others), demand_of(leads, own, others)
 
-    # What the other one may have is as it was.
+    # The allowance of the other source is unchanged.
     assert widened.bounds_of(1, others) == demand.bounds_of(1, others)
     least, most = widened.bounds_of(0, own)
     before = demand.bounds_of(0, own)

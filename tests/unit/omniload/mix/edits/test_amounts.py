@@ -1,4 +1,4 @@
-"""Amounts that change: what holds, what is refused, and what the rest is spread from."""
+"""Amounts that change: the valid ones, the refusals, and the distribution of the rest."""
 
 import math
 from dataclasses import replace

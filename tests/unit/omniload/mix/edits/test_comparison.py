@@ -1,4 +1,4 @@
-"""What two mixes have different, where stages of them wait for epochs."""
+"""Differences of two mixes whose stages wait for epochs."""
 
 import pytest
 
@@ -12,7 +12,7 @@ WAITING = "mix.stages.from_epochs.0"
 
 
 def told(one, other):
-    """Return the keys that two mixes give different values, and those."""
+    """Return the keys that have different values in two mixes, and the values."""
     return [(each.key, each.one, each.other) for each in differences_of(one, other).keys]
 
 
@@ -36,7 +36,7 @@ def test_a_stage_that_began_is_compared_with_the_one_that_waits_whatever_was_edi
 
     assert told(one, begun) == [(f"{WAITING}.began", "not yet", "at step 6")]
     assert differences_of(one, begun).first_step == 6
-    # Weights that are set before it and within it are told by the shares of steps alone.
+    # Weights that are set before it and within it show only in the shares of steps.
     for step in (6, 7, 20):
         set_ = begun.edited(SetWeights(weights={"web": 5}), step)
         assert differences_of(begun, set_).keys == ()

@@ -1,4 +1,4 @@
-"""The edits of a run in its folder: what is kept is read, and what nobody of us wrote is refused."""
+"""The edits of a run in its folder: kept edits are read back, and files of other origin are refused."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""At which steps an edit is taken up, and which a run never comes to."""
+"""The steps at which an edit takes effect, and steps that a run never reaches."""
 
 import re
 

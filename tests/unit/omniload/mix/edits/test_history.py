@@ -1,4 +1,4 @@
-"""What a change makes of a mix, by cases; ``tests/property/omniload/machine`` has what holds for all of them."""
+"""Effects of a change on a mix, by cases; ``tests/property/omniload/machine`` has the general properties."""
 
 import json
 from dataclasses import replace
@@ -60,7 +60,7 @@ def test_the_answer_says_of_ranks_nothing_that_they_told_long_ago():
     history = a_history()
     taken = EditTaken.of(history, history.edited(RetireSource(name="web"), 5), 5, 1)
 
-    # Of small steps a rank tells once in many: it may have taken all five.
+    # A rank reports once for many small steps, so it may have taken all five.
     assert taken.said.endswith("; steps before 5 were planned already and keep the mix they have")
 
 
@@ -79,7 +79,7 @@ def test_an_added_source_keeps_its_share_in_later_stages_and_its_number_comes_la
 
 
 def a_skip(history):
-    """Skip steps 3 to 5 of a run of three sources; the state behind them tells their numbers apart."""
+    """Skip steps 3 to 5 of a run of three sources; the numbers in the state after them are all different."""
     behind = replace(
         MixState.start(3),
         step=5,

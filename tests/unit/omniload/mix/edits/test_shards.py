@@ -1,4 +1,4 @@
-"""Which shard a name means, and which are left out at a step."""
+"""The shard that a name means, and the shards that are left out at a step."""
 
 import pytest
 

@@ -65,7 +65,7 @@ def test_a_source_that_is_added_has_each_column_of_the_batches_as_the_others_hav
     assert added.latest.columns_used == mix.columns_used
     if "default" in first:
         assert "new" in history.edited(an_addition({}), 10).latest.names
-    # Of a run that has one of another kind since before that was refused.
+    # A run may have such a source from the time before this was refused.
     other = an_addition({"w": WEIGHT | {"dtype": "int8"}}).source
     older = mix.model_copy(update={"sources": {**mix.sources, "new": other}})
     assert older.columns_used == mix.columns_used

@@ -23,7 +23,7 @@ from omniload.mix.state import MixState
 from tests.support.plane.builders import a_mix
 
 RECORDS_S = [100, 10]
-"""Of code and of web."""
+"""Records of code and of web."""
 SKIPPED = SkipShard(file="a", source="code", number=0, of=4)
 
 
@@ -85,7 +85,7 @@ def test_a_source_whose_epochs_are_over_is_dropped_though_a_stage_waits_for_its_
     with pytest.raises(ConfigError, match=r"'web' was gone through 2 times, .* wait for ever"):
         history.edited(RetireSource(name="web"), 7)
     dropped = history.edited(RetireSource(name="web"), 7, gone_through=over)
-    # Nor is anything else held up by it from then on.
+    # It delays nothing else from then on either.
     dropped = dropped.edited(SetWeights(weights={"code": 5}), 8, gone_through=over)
 
     assert dropped.shares_at(8) == {"code": 1, "web": 0}
@@ -109,7 +109,7 @@ def test_a_beginning_is_not_undone_and_an_undo_behind_it_does_not_undo_it():
 
     undone = begun.edited(Undo(), 8)
 
-    # The ramp goes on, from the weights that would have been without the edit.
+    # The ramp continues, from the weights that would have been used without the edit.
     plain = with_begun(waiting(ramp_steps=4), standing(7, 20), RECORDS_S)
     for step in range(8, 14):
         assert undone.shares_at(step) == pytest.approx(plain.shares_at(step))

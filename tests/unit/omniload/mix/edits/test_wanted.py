@@ -1,4 +1,4 @@
-"""The changes that lead from what holds to what a file says, and what no change can do."""
+"""The changes from the present mix to that of a file, and the changes that are impossible."""
 
 import pytest
 
@@ -145,7 +145,7 @@ def test_a_change_that_is_set_for_a_step_to_come_stays_and_a_save_holds_up_to_th
     assert asked(a_file({"web": 1, "code": 3}, LATER), after) == []
     other = a_file({"web": 1, "code": 3}, LATER | {"weights": {"web": 1, "code": 3}})
     assert asked(other, after) == [("set web=1 code=3", 60)]
-    # What the file leaves out of its own stages is refused as before, at its place in the file.
+    # A stage of its own that the file leaves out is refused as before, at its place in the file.
     history = History(a_file({"web": 1, "code": 1}, LATER)).edited(
         SetWeights(weights={"web": 9}), 30
     )
@@ -167,7 +167,7 @@ def test_sources_come_and_go_by_a_file_beside_what_is_set_for_a_step_to_come():
     shares = after.shares_at(60)
     assert shares["books"] == pytest.approx(2 * shares["web"])
     assert (shares["news"] > 0, shares["code"]) == (True, 0)
-    # Where a stage to come draws from nothing else, a source gets no weight up to there, and is not retired.
+    # If a coming stage draws from nothing else, a source gets no weight up to there, and is not retired.
     history = BASE.edited(SetWeights(weights={"web": 0}), 60)
     file = a_file({"web": 1})
     assert asked(file, history) == [("set web=1 code=0", None)]
@@ -255,7 +255,7 @@ def test_a_stage_that_is_over_is_told_where_its_weights_never_held():
     assert "is over, of steps 0 to 4, and step 10 is the first that is not planned" in said
     assert "say it in mix.stages.1, which holds" in said
     assert over(history.base, history) == []
-    # What held for some of its steps was heeded: nothing is to be told when it is over.
+    # The change took effect for some of its steps, so there is nothing to report when it is over.
     edited = history.edited(SetWeights(weights={"web": 9}), 3)
     assert over(a_file({"web": 9, "code": 1}, later), edited) == []
     assert over(a_file({"web": 1, "code": 1}, later), edited) == []
@@ -308,7 +308,7 @@ def test_a_file_that_still_has_a_ramp_which_an_edit_ended_is_followed(at, step, 
         return said, [each.at for each in wanted.over], wanted.refused
 
     later = 40 if step < 40 else None
-    # As it was it asks for nothing, and says so; other weights are carried out, once.
+    # Unchanged, it asks for nothing and reports that; other weights are applied once.
     assert asked(RAMP) == ([], [("mix", "stages", 1)], ())
     other = RAMP | {"weights": {"web": 5, "code": 1}}
     assert asked(other) == ([("set code=1 web=5", later)], [], ())

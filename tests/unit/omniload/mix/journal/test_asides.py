@@ -1,4 +1,4 @@
-"""Journals that are moved aside on a store: what is removed is held by another, byte for byte, and told."""
+"""Journals that are moved aside on a store: a removed one is contained in another, byte for byte, and reported."""
 
 import pytest
 import xxhash

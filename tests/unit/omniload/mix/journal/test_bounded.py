@@ -1,4 +1,4 @@
-"""Lines that ranks append: those of some steps, and how far ranks say that they are."""
+"""Lines that ranks append: those of some steps, and the steps that ranks have reached."""
 
 import os
 

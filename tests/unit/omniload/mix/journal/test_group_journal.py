@@ -1,4 +1,4 @@
-"""Decisions on groups in the run's folder: whole lines, in order, cut where a run goes on from before."""
+"""Decisions on groups in the run's folder: whole lines, in order, cut when a run resumes from an earlier state."""
 
 import numpy as np
 import orjson
@@ -131,7 +131,7 @@ def test_a_run_that_kept_none_is_told(tmp_path):
 
 
 def changed(**changes):
-    """Return a line with other values, sealed anew as by whoever changes one."""
+    """Return a line with other values, with a new checksum as a forger would write it."""
     held = orjson.loads(a_decision(0).line())
     del held["blake2b"]
     return orjson.dumps(sealed(held | changes))

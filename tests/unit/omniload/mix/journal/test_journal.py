@@ -447,7 +447,7 @@ def test_a_write_that_takes_a_part_is_gone_on_with(tmp_path, monkeypatch):
 
 
 def failing_after(count, error):
-    """Return a ``pwrite`` that writes so many bytes in all."""
+    """Return a ``pwrite`` that writes ``count`` bytes in all and then fails."""
     real, left = os.pwrite, [count]
 
     def pwrite(fd, rest, at):

@@ -91,7 +91,7 @@ def test_a_damaged_line_is_named_and_passed_over_whole(tmp_path, caplog, lost):
 
 def test_a_preference_pair_counts_once_in_what_policies_go_by_whatever_its_length(tmp_path):
     log, keys = LossLog(tmp_path, 0), np.array([[0, 1, 0, 0], [0, 2, 0, 0], [1, 3, 0, 0]])
-    # Of pairs 0.5 and 0.1, the second of which is long; of a document 2 a label.
+    # The losses are 0.5 and 0.1 for pairs, the second of which is long, and 2 per label for a document.
     log.add(0, ["taste", "web"], keys, np.array([0.5 * 4, 0.1 * 96, 8.0]), np.array([4, 96, 4]))
 
     found, _ = losses_by_source(tmp_path, 0, {"taste"})
@@ -130,7 +130,7 @@ def test_files_that_ranks_move_meanwhile_are_read_once(tmp_path):
 
     def take(line):
         taken.append(orjson.loads(line)["step"])
-        for path in folder.glob("rank-?.jsonl"):  # as a log does that is full
+        for path in folder.glob("rank-?.jsonl"):  # as a full log does
             path.replace(path.with_name(f"{path.name}.1"))
 
     assert bounded.take_from(folder, 0, take) == 3
@@ -176,7 +176,7 @@ def a_part(run, rank, sums, columns, **more):
 def test_what_cp_peers_tell_of_one_piece_is_summed_and_a_resume_with_others_counts_alone(tmp_path):
     a_part(tmp_path, 0, [8, 16], (0, 4))
     a_part(tmp_path, 1, [4, 16], (2, 4))
-    a_part(tmp_path, 1, [4, 8], (2, 4), over="row")  # told again
+    a_part(tmp_path, 1, [4, 8], (2, 4), over="row")  # reported again
     assert losses_of_step(tmp_path, 3).pieces == {
         ("code", 5, 0, 0): (12.0, 8, "row"),
         ("web", 9, 2, 16): (24.0, 16, "row"),
@@ -189,7 +189,7 @@ def test_what_cp_peers_tell_of_one_piece_is_summed_and_a_resume_with_others_coun
 
 def test_words_on_a_source_are_summed_over_ranks_and_microbatches_and_told_once(tmp_path):
     logs = [LossLog(tmp_path, rank) for rank in range(2)]
-    for _ in range(2):  # as behind a resume
+    for _ in range(2):  # as after a resume
         logs[0].add_source(3, "web", SourceLoss(6.0, 4), KEYS[1])
         logs[0].add_source(3, "web", SourceLoss(2.0, 1), KEYS[0])
         logs[1].add_source(3, "web", SourceLoss(1.0, 4), KEYS[1] + 1)
@@ -205,7 +205,7 @@ def test_words_on_a_source_are_summed_over_ranks_and_microbatches_and_told_once(
     logs[1].add_source(4, "web", SourceLoss(90.0, 30), None)
     assert losses_of_step(tmp_path, 4).by_source() == {"web": SourceLoss(90.0, 30)}
 
-    add(logs[0], 4, [8, 16])  # of documents too: these count
+    add(logs[0], 4, [8, 16])  # losses of documents too: these count
     found = losses_of_step(tmp_path, 4)
     assert found.by_source() == {"web": SourceLoss(16.0, 8), "code": SourceLoss(8.0, 4)}
     assert found.of_piece(("web", 9, 2, 16)).mean == 2.0

@@ -1,4 +1,4 @@
-"""Room: how long it is waited for, who is told, and what is not waited for."""
+"""A full disk: the waits for space, the messages, and the errors that are not waited for."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ from omniload.mix.journal.room import GIVE_UP_S, Room
 
 
 class Pauses:
-    """A clock that waits move; ``ends`` after so many of them."""
+    """A clock that waits advance; ``ends`` after a number of them."""
 
     def __init__(self, ends=None):
         self.now_s, self.waits, self.ends = 0.0, [], ends
@@ -26,7 +26,7 @@ def a_room(ends=None):
 
 
 def full(times, code=errno.ENOSPC):
-    """Return what finds no room so many times, and how often it was called."""
+    """Return a function that finds no space ``times`` times, and its number of calls."""
     calls = []
 
     def attempt():

@@ -1,4 +1,4 @@
-"""The end of a journal: what a planner that takes over reads, and what it may add."""
+"""The end of a journal: the records that a planner reads when it takes over, and those that it may add."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The ranks of a run are noted in its journal: found at its end, cut off with lost work, and told from damage."""
+"""The ranks of a run in its journal: found at its end, cut off with lost work, and distinguished from damage."""
 
 import pytest
 

@@ -193,7 +193,7 @@ def test_a_bandit_moves_shares_as_the_algorithm_of_odm(now, drawn, alpha):
     turns, number = [], 0
     for found, values, further in drawn:
         number += further
-        # No share so small that the plain sum of exponentials is out of what a double holds.
+        # No share is so small that the plain sum of exponentials leaves the range of a double.
         shares = {n: max(w / sum(found), 0.02 * (w > 0)) for n, w in zip(NAMES, found, strict=True)}
         turns.append(Turn(number=number, shares=shares, values=values))
     told = replace(seen(now), turns=turns)
@@ -271,7 +271,7 @@ def test_constant_is_the_file_whatever_was_set():
 def test_no_share_is_above_its_largest_and_the_others_keep_their_proportions(found, most):
     shares = dict(zip(NAMES, found, strict=True))
     room = sum(most.get(name, 1.0) for name, share in shares.items() if share)
-    if room < 1 - 1e-12:  # sums of decimals end beside 1
+    if room < 1 - 1e-12:  # sums of decimals end next to 1
         with pytest.raises(ConfigError, match="by their max_fraction; raise one"):
             capped(shares, most)
         return

@@ -1,4 +1,4 @@
-"""Amounts in mix files: what they mean, and what is refused with which line."""
+"""Amounts in mix files: their meaning, and refusals with the line."""
 
 import pytest
 from pydantic import ValidationError

@@ -268,12 +268,12 @@ def test_edits_keep_to_the_caps_of_groups_whatever_is_added_and_retired():
         with pytest.raises(ConfigError, match=said):
             history.edited(change, 4)
 
-    # Beside one more source the group has less, and room for what was too much.
+    # With one more source the group has less, and there is room for the earlier excess.
     wider = history.edited(AddSource(name="books", source=source, weight=2), 4)
     wider.edited(RetireSource(name="wiki"), 6)
     with pytest.raises(ConfigError, match=r"group code has 50.00% of the mix from step 6 on"):
         wider.edited(Undo(), 5).edited(RetireSource(name="wiki"), 6)
-    # What is left of a group is still held to its cap.
+    # The rest of a group still has its cap.
     left = history.edited(RetireSource(name="cobol"), 4)
     with pytest.raises(ConfigError, match=r"group code.old has "):
         left.edited(SetWeights(weights={"rust": 0.6}), 6)

@@ -1,4 +1,4 @@
-"""Weights that count sequences, and documents that are joined to them: what is refused, and where it is told."""
+"""Weights that count sequences, and documents that are joined to them: refusals, and where they are reported."""
 
 import pytest
 from pydantic import ValidationError
@@ -159,7 +159,7 @@ def test_joining_another_length_is_another_mix():
 @pytest.mark.parametrize("overlong", ["drop", "truncate"])
 @pytest.mark.parametrize("by_source", [False, True])
 def test_sequences_that_are_longer_than_a_row_and_would_be_lost_are_refused(overlong, by_source):
-    """With the value, the limit, what would be lost, and what to write."""
+    """The message has the value, the limit, the loss, and the setting to write."""
     own = {"overlong": overlong} if by_source else {}
     pack = {} if by_source else {"overlong": overlong}
     lost = {

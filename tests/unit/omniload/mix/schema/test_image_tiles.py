@@ -1,4 +1,4 @@
-"""What a mix file may say of tiles; without them nothing of a run's fingerprint has changed."""
+"""Tiles in a mix file; without them a run's fingerprint is unchanged."""
 
 import pytest
 from pydantic import ValidationError

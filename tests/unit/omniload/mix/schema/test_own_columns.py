@@ -1,4 +1,4 @@
-"""Columns of a user's own in a mix file: what is refused, and what each is called inside."""
+"""Columns of a user's own in a mix file: refusals, and the internal name of each."""
 
 import re
 

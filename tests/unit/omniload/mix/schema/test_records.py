@@ -1,4 +1,4 @@
-"""How many bad records a source bears: a count, or a percentage of what it holds."""
+"""The bad records that a source tolerates: a number, or a percentage of its records."""
 
 import pytest
 from pydantic import ValidationError

@@ -1,4 +1,4 @@
-"""Groups of weights: what a source has of them, against a plain recursion, and what is refused."""
+"""Groups of weights: the share of each source, compared with a plain recursion, and refusals."""
 
 import pytest
 from hypothesis import given

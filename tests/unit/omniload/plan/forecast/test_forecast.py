@@ -1,4 +1,4 @@
-"""What a run will draw: worked by hand for small mixes."""
+"""Forecast of a run's draws, computed by hand for small mixes."""
 
 import numpy as np
 import pytest
@@ -295,7 +295,7 @@ def test_a_first_epoch_that_another_run_had_begun_is_a_short_one(stop, steps):
         samples_S=np.full(2, 100.0), tokens_per_sample_S=lengths_S, behind_S=np.array([0.5, 0.0])
     )
 
-    expected = forecast(mix, sizes, 50)  # of 128 tokens, where 400 and 800 are left
+    expected = forecast(mix, sizes, 50)  # rows of 128 tokens; 400 and 800 tokens are left
 
     assert expected.total.stop == steps
 

@@ -19,7 +19,7 @@ from omniload.plan.forecast.stages import (
 from tests.support.plane.builders import a_mix
 
 SIZES = SourceSizes(samples_S=np.array([300.0, 50.0]), tokens_per_sample_S=np.array([40.0, 20.0]))
-"""Of code 12,000 tokens, of web 1,000."""
+"""Code has 12,000 tokens, web has 1,000."""
 
 
 def a_file(first, second, **stages):
@@ -145,7 +145,7 @@ def test_the_step_at_which_a_run_is_refused_is_the_first_that_goes_beyond_a_cap(
 
     found = first_refused(mix, SIZES, steps, {}, tokens_per_step=130)
 
-    # Of web 1,000 tokens; what a run draws is known to a hundredth.
+    # Web has 1,000 tokens; the forecast of the draws is exact to a hundredth.
     most = max(1.0, cap) * 1.01
     beyond = [k for k in range(1, steps + 1) if k * 130 * share / 1_000 > most]
     assert (found is None) == (not beyond)

@@ -1,4 +1,4 @@
-"""What the rewards of a group say, and what is no table of rewards."""
+"""Verdicts on the rewards of a group, and values that are no table of rewards."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_graded_rewards_have_a_tolerance_and_a_bound_of_what_is_right():
 
 
 class Tensor:
-    """What is asked of a tensor on a device."""
+    """A fake of a tensor on a device, with the methods that are used."""
 
     def detach(self):
         return self

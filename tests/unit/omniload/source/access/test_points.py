@@ -91,7 +91,7 @@ def test_a_shard_that_was_written_anew_has_no_places(kept, shard):
 
 @pytest.fixture
 def rewritten(tmp_path, kept, shard):
-    """Write what is kept of a shard anew, and look for it."""
+    """Rewrite the kept entry points of a shard, and look for them."""
     file = shard()
     kept.keep(file, FOUND)
     (path,) = files_in(tmp_path)
@@ -123,7 +123,7 @@ def test_a_file_with_any_byte_altered_or_missing_is_as_none(rewritten, caplog):
 
 
 def with_check(change):
-    """Alter what is kept, and give it the check of what it is then."""
+    """Alter the kept entry points, and give them a checksum that fits."""
 
     def changed(whole):
         line, _, body = whole.partition(b"\n")

@@ -30,7 +30,7 @@ def content(size):
 
 @st.composite
 def frames(draw):
-    """Draw a file of zstd as some tool writes it, and what it holds."""
+    """Draw a file of zstd as some tool writes it, and its contents."""
     packed, held = [], []
     for _ in range(draw(st.integers(1, 8))):
         kind = draw(st.sampled_from(("text", "noise", "same", "none", "skipped")))
@@ -75,7 +75,7 @@ def all_of(stream, size):
 
 
 def outcome(stream, size):
-    """Return what a stream gives, or that it raises."""
+    """Return the contents of a stream, or its error."""
     try:
         with stream:
             return all_of(stream, size)

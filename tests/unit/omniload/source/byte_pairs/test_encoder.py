@@ -1,4 +1,4 @@
-"""A tokenizer of tiktoken beside the library itself, and beside the tokenizers library with the same vocabulary."""
+"""A tokenizer of tiktoken compared with the library itself, and with the tokenizers library and the same vocabulary."""
 
 import sys
 from functools import cache

@@ -1,4 +1,4 @@
-"""What decides the tokens of a text, by type of tokenizer."""
+"""The files that decide the tokens of a text, by type of tokenizer."""
 
 import base64
 from pathlib import Path

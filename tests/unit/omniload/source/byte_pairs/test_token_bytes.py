@@ -1,4 +1,4 @@
-"""Tokens that spans touch, told by lengths of tokens: as the library's offsets tell it, or not at all."""
+"""Tokens that spans touch, found by lengths of tokens: as by the library's offsets, or not at all."""
 
 import random
 

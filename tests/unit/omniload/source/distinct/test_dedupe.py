@@ -1,4 +1,4 @@
-"""``dedupe``: of equal records the first is drawn, whoever reads, and however often."""
+"""``dedupe``: of equal records the first is drawn, whichever process reads, and however often."""
 
 import errno
 import json

@@ -56,7 +56,7 @@ def test_every_later_epoch_holds_all():
 
 
 def test_a_shard_is_known_compressed_or_not(folder):
-    write("json")  # as Mosaic's index names the plain file
+    write("json")  # Mosaic's index names the plain file
 
     assert drawn(a_mix("jsonl", "*.json.gz")) == LEFT
 

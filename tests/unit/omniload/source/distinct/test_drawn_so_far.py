@@ -1,4 +1,4 @@
-"""What a run had drawn of a source, for the next one to leave out."""
+"""The drawn records of a run, which the next run leaves out."""
 
 import shutil
 from pathlib import Path
@@ -22,7 +22,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def so_far(before, path=None, own=None, waiting=(), at=(0, 0), **source):
-    """Return what a run had drawn of the parquet files, and the source that it drew from."""
+    """Return the records that a run had drawn from the parquet files, and its source."""
     mix = checked(a_mix(path=path, drawn_before=own, **source), MixConfig, name="mix")
     spec = SourceSpec.of(mix, "web", Path.cwd())
     opened = open_format(spec)

@@ -1,4 +1,4 @@
-"""Which records are the first of their key: as a dictionary of all keys would say, in a room of a few."""
+"""The first record of each key: as by a dictionary of all keys, in the memory of a few."""
 
 import tracemalloc
 

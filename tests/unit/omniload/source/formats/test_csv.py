@@ -1,4 +1,4 @@
-"""Rows of CSV by what stands beside their text: conditions and keys, of fields that have no types."""
+"""Rows of CSV by the columns next to their text: conditions and keys, of fields without types."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Local files are looked at while what was decoded of them is drawn from, and not more often than they bear."""
+"""Local files are checked while their decoded records are drawn, and not more often than is cheap."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ ALL = (0, 1, 2, 3)
 
 
 class Clock:
-    """Goes on by hand, and by ``takes_s`` with each time that it is asked."""
+    """Advances by hand, and by ``takes_s`` with each reading."""
 
     def __init__(self):
         self.now_s, self.takes_s = 0.0, 0.0
@@ -48,7 +48,7 @@ def held(tmp_path, clock):
 @pytest.fixture
 def replace(tmp_path):
     def put(number):
-        """Put another file of one size in the place of one, as mv does."""
+        """Replace a file by another of the same size, as mv does."""
         (tmp_path / "new").write_text("TEXT")
         os.utime(tmp_path / "new", ns=(0, 1))
         (tmp_path / "new").rename(tmp_path / f"{number}.txt")

@@ -418,7 +418,7 @@ def kept_index(folder, data):
 
 
 def test_a_file_with_a_mark_is_another_than_to_releases_that_read_a_bad_line(tmp_path, opened):
-    """To a run of theirs its content is what its bytes are; an index that they kept says so, and is not gone by."""
+    """For such a release the content is its bytes; an index of that release names that content, and is not used."""
     marked, index = kept_index(tmp_path, MARK + GOOD)
     (content,) = marked.units().contents_F
     assert content.endswith("/unmarked")

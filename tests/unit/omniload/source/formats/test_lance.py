@@ -1,4 +1,4 @@
-"""Lance data sets beside what the library reads of them: order, deletions, versions, further columns, refusals."""
+"""Lance data sets compared with the library's own reads: order, deletions, versions, further columns, refusals."""
 
 import os
 import re
@@ -210,7 +210,7 @@ def test_a_version_of_the_same_data_is_the_same_to_a_run(root):
     assert lance.dataset(root).version == 3
     assert indexed == before
     assert longer[1] != before[1]
-    # What was tokenised of the fragments that were there is found again.
+    # The tokens of the earlier fragments are found again.
     assert longer[0][: len(before[0])] == before[0]
 
 
@@ -414,7 +414,7 @@ def test_without_the_library_the_extra_is_named(root, monkeypatch):
 
 
 def forked(root, *, read_first):
-    """Fork a process that reads, from one that is new, and return what it was told."""
+    """Fork a process that reads, from a new one, and return its message."""
     script = f"""
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Samples of MDS by what stands beside their text or token ids: conditions and keys."""
+"""Samples of MDS by the columns next to their text or token ids: conditions and keys."""
 
 import re
 import struct

@@ -409,7 +409,7 @@ def test_a_number_that_its_dictionary_does_not_have_is_a_damaged_row_group(shard
 def test_a_column_that_its_row_group_has_under_another_name_is_read_by_its_place(shard, opened):
     path = shard(SHARED, "text", group_rows=4)
     written = path.read_bytes()
-    # Of the schema and of the row group; of the second alone a letter is wrong.
+    # The name occurs in the schema and in the row group; a letter is wrong only in the second.
     at = written.rindex(b"text", 0, written.index(b"ARROW:schema"))
     assert written.count(b"text", 0, at) == 1
     path.write_bytes(written[:at] + b"texu" + written[at + 4 :])

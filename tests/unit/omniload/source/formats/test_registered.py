@@ -1,4 +1,4 @@
-"""A reader of somebody else's is held to what it says of its shards."""
+"""A user's reader must agree with its description of its shards."""
 
 import gzip
 import json
@@ -94,7 +94,7 @@ def test_a_unit_without_records_may_stand_at_the_place_of_another(folder):
 
 
 def test_a_shard_may_begin_as_those_of_other_formats_do(folder):
-    """A reader unpacks by itself what it reads: a shard that it refuses is told by what it says."""
+    """A reader decompresses its own data, and the refusal of a shard has the reader's message."""
     (folder / "a.frames").write_bytes(gzip.compress(b"frames"))
 
     with pytest.raises(IntegrityError, match=r"reader frames of lab 1\.0 fails: .*; replace the"):
@@ -180,7 +180,7 @@ def test_a_reader_that_ends_the_process_before_it_reads_is_refused(folder, befor
 
 
 def test_a_reader_that_is_edited_cuts_shards_anew_though_its_version_stays(folder):
-    # From a file: its index is kept.
+    # From a file, so its index is kept.
     Path("mix.yaml").write_text(json.dumps(a_mix(options={"frames": 30})))
     assert len(drawn("mix.yaml")) == 60
 
@@ -194,7 +194,7 @@ def test_a_reader_that_is_edited_while_it_is_imported_leaves_no_index_for_what_i
     assert len(drawn("mix.yaml")) == 60
     edited = READER.replace("yield begin, at, count", "if begin: yield begin, at, count")
     Path("lab_of_readers.py").write_text(edited)
-    assert len(drawn("mix.yaml")) == 60  # a notebook goes on with what it imported
+    assert len(drawn("mix.yaml")) == 60  # a notebook continues with the module that it imported
 
     install(folder, code=edited)
 
@@ -240,7 +240,7 @@ def test_a_resume_under_another_version_of_the_reader_is_refused(folder):
 
 
 def test_equal_records_are_those_of_this_version_of_the_reader(folder):
-    # From a file: what was found is kept beside its index.
+    # From a file, so the findings are kept next to its index.
     Path("mix.yaml").write_text(json.dumps(a_mix(dedupe="content")))
     assert len(drawn("mix.yaml")) == 60
 

@@ -133,7 +133,7 @@ def test_which_texts_are_equal_is_found_anew_where_a_mark_was_a_letter(tmp_path,
         release_before.setattr(text, "_MARK", "\0")
         assert drawn() == 2
     for index in set((tmp_path / "kept").iterdir()) - set((tmp_path / "kept").glob("*.distinct.*")):
-        index.unlink()  # of another kind there
+        index.unlink()  # it has another type there
 
     assert list((tmp_path / "kept").iterdir())
     assert drawn() == 1

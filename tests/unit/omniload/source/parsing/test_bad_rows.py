@@ -1,4 +1,4 @@
-"""What is said of a bad row of a table: its file, its number as the tools of its format count, its column."""
+"""Messages about a bad row of a table: its file, its number as the tools of its format count, its column."""
 
 import lance
 import numpy as np

@@ -228,7 +228,7 @@ def test_a_place_that_lies_is_not_believed(opened, monkeypatch, caplog, name, li
             reader.reach(unit)
         assert texts(reader, unit) == expected(reader, unit)
 
-    # Nothing of zstd, and no member of gzip, has a window: where none is wrong nothing is told.
+    # No frame of zstd and no member of gzip needs a window, so without a wrong window nothing is reported.
     is_told = "cannot be entered where its index says" in caplog.text
     assert is_told == (
         name == "one.jsonl.gz" or lie not in (LIES["no windows"], LIES["windows of another place"])
@@ -239,7 +239,7 @@ def test_a_place_that_lies_is_not_believed(opened, monkeypatch, caplog, name, li
 def test_a_shard_changed_in_its_place_is_found_by_what_its_units_held(
     opened, tmp_path, monkeypatch, is_reached
 ):
-    """Where its file system has no time of change that would tell."""
+    """This is for file systems without a time of change that would show it."""
     stat_of, name = os.stat, "stored.jsonl.gz"
 
     def stat(*arguments, **options):

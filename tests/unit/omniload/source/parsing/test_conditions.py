@@ -84,7 +84,8 @@ def arrows_own(where):
     def expression(column, condition):
         field = ds.field(column)
         if isinstance(condition, Between):
-            # Arrow compares integers with a limit in float32 where it can, and refuses those that it cannot hold.
+            # Arrow compares integers with a limit in float32 if it can, and refuses integers that float32 cannot
+            # represent.
             field = field.cast(pa.float64(), safe=False) if column == "count" else field
             least = [] if condition.at_least is None else [field >= condition.at_least]
             most = [] if condition.at_most is None else [field <= condition.at_most]
@@ -176,7 +177,7 @@ def test_records_are_drawn_for_which_all_conditions_hold(tmp_path, monkeypatch, 
         "lang": ["en", "fr"],
         "quality": {"at_least": 0.2, "at_most": 0.8},
         "count": [2**53 + i for i in range(31, 100)],
-        "clean": 1 if kind == "mds" else True,  # which has no truths
+        "clean": 1 if kind == "mds" else True,  # MDS has no truth values
     }
 
     found = drawn(a_mix(write_rows(kind, tmp_path, "web", ROWS), where))

@@ -1,4 +1,4 @@
-"""Images of cells: what Arrow shows as values of Python, without what stands beside the bytes."""
+"""Images of cells: the Python values of Arrow, without the fields next to the bytes."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""What Lance is told of a store, by how our client of it is set up."""
+"""Lance's options for a store, from the settings of our client."""
 
 import json
 from types import SimpleNamespace

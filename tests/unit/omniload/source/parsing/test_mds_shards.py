@@ -1,4 +1,4 @@
-"""What is no index of MDS, and lies under its name."""
+"""Files with the name of an MDS index that are none."""
 
 from types import SimpleNamespace
 

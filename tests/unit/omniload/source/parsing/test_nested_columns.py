@@ -1,4 +1,4 @@
-"""Names of columns and keys that stand inside others: of tables and of lines they say the same."""
+"""Names of nested columns and keys: tables and lines interpret them in the same way."""
 
 import json
 
@@ -20,7 +20,7 @@ ROWS = [
     {"a": {"b": None, "b.c": 5}, "a.b": None, "a.x": None},
     {"a": None, "a.b": {"c": 6}, "a.x": 7},
 ]
-"""A name may be that of a whole column, or lead inside one, and a part of it too."""
+"""A name may be that of a whole column or a path inside one, and so may a part of it."""
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_corpus_is_divided_by_what_its_objects_say(tmp_path, form):
 @pytest.mark.parametrize("form", ["arrow", "parquet"])
 def test_a_field_that_is_no_utf_8_makes_bad_the_rows_that_are_read_from_it(tmp_path, form):
     sound, torn = pa.array(["one", "two"]), pa.array([b"one", b"\xff\xfe"])
-    # As a writer leaves it that looks at nothing: bytes of a text.
+    # As a writer leaves it that checks nothing: the column of texts contains plain bytes.
     texts = pa.Array.from_buffers(pa.string(), 2, torn.buffers())
     table = pa.table({"meta": pa.StructArray.from_arrays([sound, texts], ["sound", "torn"])})
     path = tmp_path / f"a.{form}"

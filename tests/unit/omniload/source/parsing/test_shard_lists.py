@@ -1,4 +1,4 @@
-"""Lists of shards beside them."""
+"""Lists of shards that lie next to the shards."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Masks and scores of table sources: read beside the tokens, checked against them, left out when unused."""
+"""Masks and scores of table sources: read with the tokens, checked against them, left out when unused."""
 
 import re
 
@@ -148,7 +148,7 @@ def test_scores_that_lose_no_whole_number_are_not_warned_of(tmp_path, caplog, re
 
 
 def test_of_two_faults_of_a_column_the_first_is_told(tmp_path):
-    """Of the first row was said what is wrong with the second: is null."""
+    """Earlier, the message gave the first row the fault of the second one, a null."""
     config = written(tmp_path, "arrow", mask=[[0], None, [], [0, 0], [1, 0, 1, 1]])
 
     with pytest.raises(IntegrityError, match="row 0: loss_mask has 1 values for 3 tokens"):

@@ -1,4 +1,4 @@
-"""What tells one version of a file of a store from another, and for how long."""
+"""The values that distinguish versions of a file in a store, and how long they stay valid."""
 
 from datetime import UTC, datetime
 
@@ -24,7 +24,7 @@ def test_a_tag_goes_before_a_time():
     ("stamp", "tag", "settled"),
     [
         ('"a"', '"a"', True),
-        ('W/"a"', 'W/"a"', False),  # what means the same, not the same bytes
+        ('W/"a"', 'W/"a"', False),  # equivalent, but not the same bytes
         ("2026-01-02 11:58:00+00:00", "", True),
         ("2026-01-02 11:58:00", "", True),
         ("2026-01-02 13:58:00+02:00", "", True),

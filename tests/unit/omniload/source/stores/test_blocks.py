@@ -1,4 +1,4 @@
-"""Which blocks a range touches, and a range of blocks and gaps."""
+"""The blocks that a range touches, and a range of blocks and gaps."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How long an answer of a store stands, where its client keeps listings."""
+"""How long an answer of a store stays valid, if its client keeps listings."""
 
 import gc
 import threading
@@ -163,7 +163,7 @@ def test_what_a_later_source_found_stands_for_it_though_an_earlier_answer_is_you
     store.list()
     entry_lately(store, "a")
     store.there["a"] = 2
-    store.invalidate_cache()  # as a client does that writes
+    store.invalidate_cache()  # as a client does after a write
 
     store.list()
 

@@ -1,4 +1,4 @@
-"""A cache of shards: what it answers, what it keeps, and for whom it makes room."""
+"""A cache of shards: its answers, its copies, and the space that it makes for others."""
 
 import fcntl
 import io
@@ -113,7 +113,7 @@ def test_bytes_of_a_shard_that_changes_while_it_is_read_are_not_kept_under_its_o
 
 
 class ListingStore(CountingStore):
-    """A store whose client answers from what it listed first, as that of S3 does."""
+    """A store whose client answers from its first listing, as that of S3 does."""
 
     protocol = "listing"
 
@@ -351,11 +351,11 @@ def looks(monkeypatch):
 
 
 A_COPY = B + 2 * 4096
-"""What a shard of a block takes."""
+"""Disk space of a copy of a one-block shard."""
 
 
 def filled(folder, shards, copies, more):
-    """Fill a directory with copies that nobody uses; return another process's view of it."""
+    """Fill a directory with copies that nothing uses; return another process's view of it."""
     for number in range(copies + more):
         shards.put(str(number), bytes([number]) * B)
     first = a_cache(folder, copies * A_COPY)
@@ -403,7 +403,7 @@ def test_an_account_that_says_too_much_is_put_right_by_the_next_look(folder, loo
     shards = Shards()
     cache = filled(folder, shards, 20, 1)
     with (folder / "account").open("r+b") as account:
-        # As a process leaves it that was killed ahead of what it had taken.
+        # As left by a process that was killed after its reservation and before the use of all of it.
         accounts.note(account.fileno(), 31 * A_COPY)
 
     whole(shards.through(cache, "20"))
@@ -454,7 +454,7 @@ def test_an_account_is_believed_until_the_machine_starts_anew_or_it_lies_elsewhe
     a_cache(folder)
     assert not looks
 
-    # What a power cut leaves of it may say too little.
+    # After a power cut, the account may be too low.
     (folder / "account").write_bytes(bytes(8) + b"\xff" * 8 + said[16:])
     (tmp_path / "boot").write_text("another")
     monkeypatch.setattr("omniload.source.stores.accounts._BOOT", tmp_path / "boot")
@@ -493,7 +493,7 @@ def test_a_directory_that_could_not_be_prepared_is_asked_again_after_a_minute(
     shards.store.gave.clear()
     assert whole(file) == DATA
     assert not shards.store.gave
-    # What it uses is said then.
+    # The use is reported then.
     shards.put("b", OTHER)
     other = a_cache(folder, 7 * B)
     whole(shards.through(other, "b"))
@@ -602,7 +602,7 @@ def test_what_a_disk_gave_before_it_refused_is_counted(shards, folder, monkeypat
     assert a_cache(folder).directory.held_bytes() == taken_bytes(folder), "nothing is claimed"
 
 
-@pytest.mark.parametrize("call", ["posix_fallocate", "ftruncate"])  # as it grows, and is made
+@pytest.mark.parametrize("call", ["posix_fallocate", "ftruncate"])  # for a file that grows, and for one that is made
 def test_what_nobody_uses_gives_way_on_a_disk_that_others_have_filled(
     shards, folder, monkeypatch, call
 ):
@@ -736,7 +736,7 @@ def test_a_directory_of_users_is_cleared_of_the_dead(folder):
     assert len(list((folder / "users").iterdir())) == 2, "the living, and whoever came"
     del later
 
-    # Whoever needs room looks who lives.
+    # A process that needs space looks for living processes.
     living.directory.limit_bytes = B
     living.directory.take_up(CopyVersion("a", 2 * B, 2), [0, 1])
 

@@ -40,7 +40,7 @@ def test_what_is_counted_is_what_a_set_of_the_documents_says(sources):
 
 
 def test_a_fair_part_is_kept_where_there_are_too_many():
-    """Every document of a number below 4,000 is there twice: half of what is kept is a repetition."""
+    """Every document of a number below 4,000 is there twice: half of the kept ones are repetitions."""
     source = [[i % 4000] for i in range(8000)]
 
     found = counted([source, [[i] for i in range(3000, 5000)]], most_kept=2000)

@@ -1,4 +1,4 @@
-"""Whether files look sorted: by what lies between places, by what goes along them, by the sizes of units."""
+"""Whether files look sorted: by values between places, by trends along them, and by the sizes of units."""
 
 import numpy as np
 import pytest

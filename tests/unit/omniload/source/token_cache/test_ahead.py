@@ -1,4 +1,4 @@
-"""Who makes which tokens ahead of a run."""
+"""The division of the work to make tokens ahead of a run."""
 
 import numpy as np
 from hypothesis import given
@@ -42,7 +42,7 @@ def test_a_stretch_is_read_on_in_one_shard(units, of):
 
 @given(units_of_sources(), st.integers(2, 5), st.data())
 def test_hosts_that_look_at_different_moments_leave_none_out(units, of, data):
-    """What is kept as one looks is passed over, and moves no unit from one share to another."""
+    """Units that are kept when a host looks are passed over, and move no unit from one share to another."""
     made = set(units.units_U[units.is_kept_U].tolist())
     for number in data.draw(st.permutations(range(of))):
         seen = CachedUnits(

@@ -1,4 +1,4 @@
-"""What entries of a token cache are called."""
+"""Names of entries of a token cache."""
 
 import pytest
 from pydantic import TypeAdapter

@@ -1,4 +1,4 @@
-"""Who may read entries of a folder, whose entries are read, and how much it may hold."""
+"""Who may read entries of a folder, which entries are read, and the limit of the folder."""
 
 import os
 import stat
@@ -21,7 +21,7 @@ def mode_of(path):
 
 @pytest.fixture
 def umask():
-    """Let others read what a user makes, and the group write it."""
+    """Let others read a user's files, and the group write them."""
     before = os.umask(0o002)
     yield
     os.umask(before)

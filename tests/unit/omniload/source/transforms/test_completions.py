@@ -78,7 +78,7 @@ def a_spec(folder, path, *transforms, text="completion", tokenizer=BPE, policy="
 
 
 def samples_of(spec, count):
-    """Return tokens and mask of each sample of so many records."""
+    """Return tokens and mask of each sample of ``count`` records."""
     block = open_source(spec).read(0, count)
     mask = block.others.get("loss_mask")
     return [
@@ -151,7 +151,7 @@ def test_parts_of_a_prompt_that_say_nothing_are_left_out_and_a_blank_line_joins_
         {"instruction": None, "input": "alone", "output": "yes"},
     ]
     if kind == "csv":
-        # Where another row is no row, as bytes: letters beyond ASCII stay what they are.
+        # Another row is no valid row, so rows are handled as bytes: letters beyond ASCII must stay unchanged.
         rows.append({"instruction": "grüße", "input": 'a "quoted", \n漢 text', "output": "é"})
     if kind == "jsonl":
         rows.append({"instruction": "greet", "output": "a key is missing"})

@@ -1,4 +1,4 @@
-"""Conversations to tokens and masks: what the assistant says is trained on, the rest is read."""
+"""Conversations to tokens and masks: answers of the assistant are trained on, the rest is only read."""
 
 import io
 import json
@@ -443,7 +443,7 @@ TOOLS = [{"name": "look <up>"}]
 @pytest.mark.parametrize("written", ["list", "text", "table", "texts"])
 def test_tools_beside_the_messages_reach_the_template(models, tmp_path, written):
     folder, chats = models / "marked", conversations(3)
-    # Of the second line of JSON there is no such key; of a table a null is all that there can be.
+    # The second line of JSON has no such key; a table can only have a null there.
     rows = [{"messages": chats[0], "tools": TOOLS}, {"messages": chats[1]}]
     rows.append({"messages": chats[2], "tools": [] if written == "list" else None})
     if written in ("text", "texts"):
@@ -478,7 +478,7 @@ def test_tools_beside_the_messages_reach_the_template(models, tmp_path, written)
 
 
 def beside(folder, models, rows, kind="jsonl", **chat):
-    """Open a source of conversations with what stands beside them."""
+    """Open a source of conversations with the columns next to them."""
     path = folder / f"chats.{kind}"
     if kind == "parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
@@ -638,7 +638,7 @@ def test_a_table_without_a_tool_in_any_row_has_none(models, tmp_path, kind):
 
 
 def with_tools(models, folder, chat, tools):
-    """Open a source of one conversation and the tools beside it."""
+    """Open a source of one conversation and its tools."""
     path = folder / "chats.jsonl"
     path.write_bytes(orjson.dumps({"chat": chat, "tools": tools}) + b"\n")
     chats = ChatTransform(type="chat", tools="tools")

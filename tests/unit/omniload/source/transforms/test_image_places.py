@@ -56,7 +56,7 @@ def a_source(folder, rows, *, kind="parquet", template=PARTS, policy="raise", **
     images = PICTURE | changes.pop("pictures", {})
     named = {"path": f"a.{kind}", "text": "messages"}
     if kind == "parquet":
-        # As JSON, for contents are texts and lists; nested columns are tried in a test of their own.
+        # As JSON, because contents are texts and lists; a test of its own covers nested columns.
         table = {
             "messages": [
                 said if isinstance(said := row["messages"], str) else json.dumps(said)
@@ -133,7 +133,7 @@ def test_an_image_stands_where_the_template_puts_it_and_answers_alone_are_traine
 
 
 WORDS = {"marker": "[IMG]", "before": "<<", "after": ">>"}
-"""What a processor puts around the placeholders, in the place of what a template writes."""
+"""The text that a processor puts around the placeholders, instead of the template's text."""
 
 
 @pytest.mark.parametrize("template", [PARTS, TEXTS, PARTS_ALONE], ids=["both", "texts", "parts"])
@@ -174,7 +174,7 @@ def test_words_around_an_image_are_tokenised_with_the_text_beside_them(tmp_path)
     library = Tokenizer.from_file(str(tmp_path / "model/tokenizer.json"))
     whole = library.encode("u:x\n\n<soft>\n\n\ny;a:yes;", add_special_tokens=False).ids
     assert block.tokens[0].tolist() == whole
-    # The line of the text and that of the processor are one token.
+    # The last line break of the text and the first of the processor form one token.
     assert len(library.encode("x\n\n").ids) == 2
 
 
@@ -252,7 +252,7 @@ def test_a_table_has_every_field_in_every_part(tmp_path):
     }
     source = a_source(tmp_path, [{"messages": [], "images": []}])
     pq.write_table(table, tmp_path / "a.parquet")
-    # A template that asks which keys a part has, as that of Qwen2-VL does.
+    # A template that checks which keys a part has, as Qwen2-VL's does.
     asks = PARTS.replace("p.type == 'image'", "'index' in p or p.type == 'image'")
     source = reopened(tmp_path, asks)
 
@@ -277,7 +277,7 @@ def reopened(folder, template):
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "lance"])
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "tools"])
 def test_images_lie_in_the_messages_of_a_table_as_hugging_face_writes_them(tmp_path, kind, beside):
-    # As that of Qwen2-VL asks.
+    # The check of Qwen2-VL's template.
     asks = PARTS.replace("p.type == 'image'", "p.type == 'image' or 'image' in p")
     (tmp_path / "t.jinja").write_text(asks)
     image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])

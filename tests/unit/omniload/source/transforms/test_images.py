@@ -1,4 +1,4 @@
-"""Images and text: cut into patches, placed among the tokens, never cut; what is no image is told or skipped."""
+"""Images and text: cut into patches, placed among the tokens, never split; a bad image is reported or skipped."""
 
 import io
 import struct

@@ -1,4 +1,4 @@
-"""Functions of users: found by name, held to what they may do, part of what a run is."""
+"""Functions of users: found by name, limited to what they may do, and part of a run's identity."""
 
 import json
 import re

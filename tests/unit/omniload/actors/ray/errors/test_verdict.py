@@ -1,4 +1,4 @@
-"""What is made of every error that Ray has: which end an actor, and which only an answer."""
+"""The verdict on every error of Ray: some mean the end of an actor, and some only a lost answer."""
 
 import inspect
 
@@ -46,7 +46,7 @@ def raised_in_actor(cause):
 
 
 def test_every_error_of_this_ray_has_a_verdict_of_its_own():
-    """A new release of Ray may have others: say of each what it tells of the actor that was asked."""
+    """A new release of Ray may have others: add what each means for the actor that was called."""
     assert sorted(OF_RAY.keys() - VERDICTS.keys()) == []
 
 
@@ -114,7 +114,7 @@ def test_an_error_of_a_release_to_come_counts_as_the_one_that_it_is_made_from():
 
 
 def test_every_error_is_told_as_one_of_the_project_and_no_verdict_is_idle():
-    """An actor's error is held by its class alone here: those of Ray take what only Ray gives them."""
+    """An actor's error is represented by its class alone here: Ray's errors need arguments that only Ray has."""
     told = {name: verdict_of(kind.__new__(kind)) for name, kind in OF_RAY.items()}
 
     assert {name: VERDICTS[name] for name in OF_RAY} == told

@@ -1,4 +1,4 @@
-"""The opener of a detached plane: what it answers while it opens, when it ends, and a look that fails."""
+"""The opener of a detached plane: its answers while it opens, its end, and a look that fails."""
 
 import threading
 from dataclasses import replace
@@ -83,7 +83,7 @@ def killed(monkeypatch, tmp_path):
 
 @pytest.fixture
 def comes(monkeypatch):
-    """Set as somebody comes to the lock of an opener that is made from here on."""
+    """Set when a caller reaches the lock of an opener that is made from here on."""
     comes = threading.Event()
     fake = SimpleNamespace(
         Lock=lambda: HeardLock(comes), Event=threading.Event, Thread=threading.Thread
@@ -214,7 +214,7 @@ def test_an_opener_whose_look_fails_looks_again_and_ends_itself_though_its_plane
     detached.RayPlane.closing = staticmethod(closing)
     runtime = asked.spec.mix.runtime.model_copy(update={"keep": 0.0})
     mix = asked.spec.mix.model_copy(update={"runtime": runtime})
-    detached.RayPlane.fails_at = 3  # behind those of the opening
+    detached.RayPlane.fails_at = 3  # after the look of the opening
     opener.attach(replace(asked, spec=replace(asked.spec, mix=mix)), 0.0)
 
     assert killed.wait(LIMIT_S)

@@ -1,4 +1,4 @@
-"""Who may have a detached plane, and when: mixes that differ, drivers that come at once, and those that are gone."""
+"""Who may have a detached plane, and when: mixes that differ, drivers that come together, and drivers that are gone."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -104,7 +104,7 @@ def test_folders_of_one_path_on_two_hosts_have_openers_of_two_names(tmp_path):
     for host in "ab":
         names.append(opener_of(run_dir, is_new=True))
         assert opener_of(run_dir, is_new=True) == opener_of(run_dir) == names[-1]
-        run_dir.rename(tmp_path / host)  # what the other host has under that path is another folder
+        run_dir.rename(tmp_path / host)  # the other host has another folder under that path
 
     assert len({*names, opener_of(run_dir)}) == 3
     assert opener_of(tmp_path / "a") != names[0]

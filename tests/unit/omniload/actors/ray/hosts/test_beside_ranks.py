@@ -1,4 +1,4 @@
-"""Where constructors of ranks that come and go are to be: with all their ranks, or where the plane is served."""
+"""Places of constructors when ranks come and go: with all their ranks, or where the plane is served."""
 
 import pytest
 

@@ -132,7 +132,7 @@ def test_a_head_that_is_out_of_reach_is_asked_once_and_keeps_nobody_who_reads(aw
     board = HostsBoard(Here(), "omniload-a", {"A": ("loader-0",)})
 
     for _ in range(10):
-        assert list(board.read()) == ["rank dp=1"]  # nobody waits for others
+        assert list(board.read()) == ["rank dp=1"]  # no role waits for others
     assert (len(asked), away.asked) == (1, [])
     asked[0].set_result(away.get_actor("loader-0"))
     assert list(board.read()) == ["planner", "rank dp=1"]

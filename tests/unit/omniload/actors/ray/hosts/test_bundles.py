@@ -66,7 +66,7 @@ HOME = NodeSeen(
 
 
 def seen(*groups, free=4.0):
-    """Return the nodes of a Ray with bundles of groups, of which each has so many cores left."""
+    """Return the nodes of a Ray with bundles of groups; each bundle has this many free cores."""
     bundles = [each for group in groups for each in bundles_in({group: a_group()}, "job")]
     return [
         HOME,

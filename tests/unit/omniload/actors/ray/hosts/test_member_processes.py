@@ -1,4 +1,4 @@
-"""Processes of members: this host's are held, and those of other hosts are looked at there."""
+"""Processes of members: this host's are watched directly, and those of other hosts by a process there."""
 
 import os
 
@@ -16,7 +16,7 @@ NOBODY = 2**31 - 1
 
 
 class Watches:
-    """What is asked of the other hosts."""
+    """Records of the requests to the other hosts."""
 
     def __init__(self):
         self.members = {}
@@ -60,7 +60,7 @@ def test_a_member_of_another_host_is_looked_at_there_until_it_is_ended(held, wat
 
 
 def test_a_member_of_this_host_that_has_ended_is_looked_at_nowhere(held, watches):
-    """A process was begun to look for it on the opener's own host, where nobody has to be asked."""
+    """Earlier, a process was started to look for it on the opener's own host, where none is needed."""
     held.take(FIRST, Process(NOBODY, Process.own().place, "home"), None, pytest.fail)
 
     assert watches.members == {}

@@ -1,4 +1,4 @@
-"""Hosts of a plane: whether ranks of others may join it later, and what they are told."""
+"""Hosts of a plane: whether ranks of others may join it later, and the settings that they receive."""
 
 import pytest
 

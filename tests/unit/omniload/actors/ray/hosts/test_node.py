@@ -1,4 +1,4 @@
-"""A Ray that starts slowly or not at all: tried once more, and then told with what to do."""
+"""A Ray that starts slowly or not at all: tried once more, and then reported with a remedy."""
 
 import shutil
 import threading
@@ -25,7 +25,7 @@ def reachable(monkeypatch):
 
 
 class FakeNode:
-    """A node of Ray that has joined itself after so many looks."""
+    """A node of Ray that has joined itself after some looks."""
 
     gcs_address = "127.0.0.2:1"
 
@@ -90,7 +90,7 @@ class FakeReaper:
 
 @pytest.fixture
 def outcomes(monkeypatch, tmp_path):
-    """What each start of the node does, in order; every reaper and folder must be gone in the end."""
+    """The result of each start of the node, in order; every reaper and folder must be gone in the end."""
     script = []
 
     def start_node(plan):
@@ -209,7 +209,7 @@ def test_a_ray_of_an_unknown_version_that_does_not_start_is_told_and_given_up(
     stuck, outcomes, monkeypatch, caplog
 ):
     monkeypatch.setattr(ray_cluster, "_LEAVE_S", 0.0)
-    outcomes.append(None)  # what is started here is no node of ours
+    outcomes.append(None)  # the node that starts here is not ours
 
     with pytest.raises(
         UnavailableError,

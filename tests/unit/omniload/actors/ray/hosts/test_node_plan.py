@@ -1,4 +1,4 @@
-"""What a raylet is told to start."""
+"""Options of a raylet's start."""
 
 from pathlib import Path
 

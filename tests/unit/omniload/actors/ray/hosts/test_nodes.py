@@ -1,4 +1,4 @@
-"""Which nodes of a Ray a role may be on, and for how many they have room."""
+"""The nodes of a Ray that a role may use, and the room on each."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -94,7 +94,7 @@ def a_place(**settings):
             [GPU_NODE],
             "a data constructor asks for 5 of 'CPU' on 10.0.0.1, which has 4 of 'CPU' free",
         ),
-        # What the others take of the node that they share is not there for loaders.
+        # The cores that other roles take of the shared node are not available to loaders.
         (
             a_place(planner={"cpus": 60}, loaders={"cpus": 4}),
             [GPU_NODE],

@@ -1,4 +1,4 @@
-"""Which node each loader and each of its shadows is on, and which nodes have room."""
+"""The node of each loader and of each of its shadows, and the nodes that have room."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from omniload.machine.roster.members import Member
 
 
 def a_placing(*others):
-    """Return a placing of a plane that was opened on node A, and the nodes that have room beside it."""
+    """Return a placing of a plane that was opened on node A, and the other nodes that have room."""
     nodes = ["A", *others]
     return Placing("A", lambda: nodes), nodes
 
@@ -24,14 +24,14 @@ def a_timed_placing(*others):
 
 
 def fail_on(placing, node, life):
-    """Have a life of loader-0 be started on a node and not come to stand by."""
+    """Let a life of loader-0 start on a node and fail to stand by."""
     member = Member("loader-0", life)
     assert placing.place(member) == node
     placing.end(member, is_replaced=True)
 
 
 def tries(placing, node):
-    """Tell whether a shadow of another loader would be started on a node now."""
+    """Return whether a shadow of another loader would be started on a node now."""
     pair = [Member("loader-9", life) for life in range(2)]
     found = [placing.place(member) for member in pair]
     for member in pair:
@@ -256,7 +256,7 @@ def a_wanted(rooms, home="A"):
     [
         ({"C1": 9}, ["C1"] * 4),
         ({"C1": 9, "C2": 9}, ["C1", "C2", "C1", "C2"]),
-        # What a member will have there is not counted by Ray yet.
+        # Ray does not yet count the resources that a member will use there.
         ({"C1": 1, "C2": 9}, ["C1", "C2", "C2", "C2"]),
         # The opener's node is one of them as any other.
         ({"A": 9, "B": 9}, ["A", "B", "A", "B"]),
@@ -286,7 +286,7 @@ def test_what_a_member_asked_for_is_counted_once_as_soon_as_its_process_is_known
     placing, _ = a_wanted(rooms)
     assert placed(placing, "loader-0", [0]) == ["C1"]
 
-    rooms["C1"] = 1  # Ray counts it by now
+    rooms["C1"] = 1  # Ray has counted it
     assert not placing.is_astray(Member("loader-0"), "C1")
 
     assert [placing.place(Member(f"loader-{n}")) for n in (1, 2)] == ["C2", "C1"]

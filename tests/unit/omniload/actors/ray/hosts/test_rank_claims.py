@@ -1,4 +1,4 @@
-"""Who has a rank; and ranks of which a planner that took over hears nothing: by locks and heartbeats."""
+"""Claims of ranks, and ranks that never report to a planner that took over: by locks and heartbeats."""
 
 import fcntl
 import threading
@@ -70,7 +70,7 @@ def test_a_rank_is_taken_however_long_another_process_takes_to_ask_whether_it_is
 
 
 def test_a_rank_that_nobody_has_taken_yet_may_come(board):
-    claim_rank(board.folder, "rank dp=0 of 2").close()  # of the world before
+    claim_rank(board.folder, "rank dp=0 of 2").close()  # of the previous world
 
     board.note(Progress(name="rank dp=0", pid=7, beat_s=-1e6, tasks=()))  # its last heartbeat
 
@@ -94,7 +94,7 @@ def test_one_without_heartbeats_is_lost_where_another_may_come_in_its_place(boar
 
 
 class TwoHosts:
-    """Heartbeats of this host, and those that are told of another."""
+    """Heartbeats of this host, and those that are relayed from another."""
 
     def __init__(self, board):
         self._board, self.told = board, {}

@@ -15,7 +15,7 @@ AWAY = "loader-0+1"
 
 
 class Loader:
-    """An actor on another host, whose clock is 1000 seconds behind; it answers when it is told to."""
+    """An actor on another host, whose clock is 1000 seconds behind; it answers on command."""
 
     def __init__(self):
         self.asked = []
@@ -88,7 +88,7 @@ def test_it_is_asked_once_a_second(relay, clock):
 
 
 def test_a_call_that_goes_on_began_at_one_time_though_answers_come_late(relay, clock):
-    """The roster looks for calls that are the same as before: those are stuck."""
+    """The roster looks for calls that are the same as before, because they are stuck."""
     loader, call, begun = Loader(), Task(doing="reads a", since_s=-960.0), []
     for late_s in (0.0, 0.3, 0.7):
         relay.ask({AWAY: loader}, clock.s)

@@ -1,4 +1,4 @@
-"""What looks at processes of its host: who is stopped is told at two looks, at once or with the next answer."""
+"""The watch of a host's processes: a stopped process is reported after two looks, at once or with the next answer."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def a_beat(name, beat_s=1.0):
 
 
 class Held:
-    """A process that is stopped in some seconds of a clock; held until it is let go of."""
+    """A process that is stopped in some seconds of a clock; watched until it is released."""
 
     clock, stopped_at, open = None, {}, set()
 
@@ -60,9 +60,9 @@ NEVER, ALWAYS = (0.0, 0.0), (0.0, 1e9)
     [
         (NEVER, set(), set(), (0.5, 0.8)),
         ((100.2, 1e9), set(), {FIRST}, (0.2, 0.45)),
-        # At two looks a tenth of a second apart: it goes on in between.
+        # Two looks a tenth of a second apart: it runs in between.
         ((100.2, 100.3), set(), set(), (0.5, 0.8)),
-        # Whoever asks knows already.
+        # The caller knows it already.
         (ALWAYS, {FIRST}, {FIRST}, (0.5, 0.8)),
         ((0.0, 100.2), {FIRST}, set(), (0.2, 0.45)),
     ],
@@ -97,7 +97,7 @@ def test_a_watch_tells_the_heartbeats_of_the_members_it_is_asked_for(held, tmp_p
 
 
 class Beating(FakeClock):
-    """A clock by which a member posts a heartbeat every so many seconds, whoever sleeps meanwhile."""
+    """A clock by which a member posts a heartbeat every few seconds, also while a caller sleeps."""
 
     def __init__(self, board, gap_s):
         super().__init__(100.0)

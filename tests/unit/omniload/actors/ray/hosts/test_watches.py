@@ -1,4 +1,4 @@
-"""Members of other hosts: one call a host, and one that does not answer tells of nobody."""
+"""Members of other hosts: one call for each host; a host that does not answer reports no member as stopped."""
 
 import itertools
 from concurrent.futures import Future
@@ -26,7 +26,7 @@ def a_beat(name, beat_s=1.0):
 
 
 class Watch:
-    """The actor of a host; it answers when it is told to."""
+    """The actor of a host; it answers on command."""
 
     def __init__(self, node):
         self.node, self.asked, self.boards = node, [], []
@@ -43,7 +43,7 @@ class Watch:
 
 
 class Hosts:
-    """Watches by a clock of the test; keeps those that were begun, and those that were ended."""
+    """Watches by a clock of the test; records those that were started, and those that were ended."""
 
     def __init__(self, monkeypatch):
         self.s, self.begun, self.killed = 50.0, [], []
@@ -145,13 +145,13 @@ def test_a_watch_that_does_not_answer_is_followed_by_another_each_time_later(hos
         while len(hosts.begun) == count:
             hosts.look()
         began.append(hosts.s)
-        # What the one before says now is nobody's.
+        # The present answer of the previous watch counts for nothing.
         hosts.begun[-2].asked[-1][2].set_result((frozenset({FIRST}), []))
         assert hosts.watches.stopped() == set()
 
-    # At once: it may be stopped together with a member.
+    # At once, because it may be stopped together with a member.
     assert began[0] - 50.25 == pytest.approx(2.0, abs=0.6)
-    # Those that were begun since have as long as a process may take to begin.
+    # Those that were started since have as long as a process may take to start.
     assert [b - a for a, b in itertools.pairwise(began)] == [
         pytest.approx(120.0 + rest_s, abs=0.6) for rest_s in (2.0, 4.0)
     ]
@@ -178,7 +178,7 @@ def test_a_watch_that_has_ended_is_followed_by_another_and_one_that_answers_begi
 
     assert len(hosts.begun) == 5
     warned = [line for line in caplog.messages if "nobody looks for stopped processes" in line]
-    # The first loss in a row is told with those of the members where a host is gone.
+    # The first loss in a row is reported with those of the members if a host is gone.
     assert [line.partition(" does in ")[2] for line in warned] == ["2 s: killed", "4 s: killed"]
 
 
@@ -221,7 +221,7 @@ def test_time_in_which_the_keeper_did_not_run_is_no_silence_of_a_watch(hosts, ca
 
 
 def test_a_host_that_is_gone_with_its_members_has_no_other_watch(hosts, caplog):
-    """For a minute others were begun there, and it was told that nobody looks at whoever is there: nobody is."""
+    """Earlier, others were started there for a minute, with a warning that no process watches the host's members."""
     hosts.watches.add(FIRST, a_process(7), None)
     hosts.look()
     hosts.watches.forget(FIRST)

@@ -1,4 +1,4 @@
-"""The ways of a constructor to source loaders: of each source the latest hand-over counts."""
+"""The links of a constructor to source loaders: for each source, the latest hand-over counts."""
 
 import pytest
 

@@ -38,7 +38,7 @@ LOSSES = [
     OutOfMemoryError("Ray ended it, as its host's memory ran out"),
 ]
 PASSING = [ActorUnavailableError("its host was cut off", None), ObjectLostError("0" * 56, None, "")]
-"""A call is lost by them, and nobody takes the place of the actor."""
+"""Errors after which a call is lost, and the actor is not replaced."""
 
 
 class FakeLoader:
@@ -253,7 +253,7 @@ def test_a_source_that_is_added_takes_the_way_of_another():
 
 
 class FakeConstructor:
-    """A constructor that is asked what ranks tell it, and answers when the test says so."""
+    """A constructor that answers the planner's questions about its ranks when the test says so."""
 
     def __init__(self):
         self.heard, self.answers, self.told = [], [], self
@@ -320,7 +320,7 @@ def test_a_constructor_that_has_the_place_of_another_is_asked_for_all_of_its_wor
 
     link.lead_to(second, 1)
     told.append(link.told(SERVED))
-    first.answers[1].set_result((6, WORD))  # it lives on for a moment, and what it says is true
+    first.answers[1].set_result((6, WORD))  # it lives on for a moment, and its report is true
 
     assert link.told(SERVED) is None
     assert (first.heard, second.heard) == ([0, 5], [0])
@@ -340,7 +340,7 @@ def test_a_constructor_that_is_lost_is_asked_again_until_another_has_its_place(m
 
     for answer in (0, 1):
         first.answers[answer].set_exception(loss)
-        assert link.told(SERVED) is None  # as one that was cut off may be there again
+        assert link.told(SERVED) is None  # because one that was cut off may return
         later.pop()()
     first.answers[2].set_exception(loss)
     link.lead_to(second, 1)
@@ -380,7 +380,7 @@ def test_a_constructor_that_fails_to_say_what_ranks_told_it_ends_the_planning():
 
 
 class BuildingConstructor(FakeConstructor):
-    """A constructor that notes what it is to build, and answers when the test says so."""
+    """A constructor that records its build orders, and answers when the test says so."""
 
     def __init__(self):
         super().__init__()
@@ -501,7 +501,7 @@ def test_a_constructor_hears_where_the_data_end_though_word_of_it_was_lost(
 
 
 class FailingConstructor(ConstructorShell):
-    """A constructor whose reads fail once the test says so, behind the answer to whoever has it build."""
+    """A constructor whose reads fail on command, after the answer to the planner's build order."""
 
     def __init__(self):
         self.failing = Future()
@@ -510,7 +510,7 @@ class FailingConstructor(ConstructorShell):
 
 
 class LossyActor:
-    """An actor's handle over a constructor, by whose calls so many errors are lost on their way back."""
+    """An actor's handle over a constructor; the given errors replace the answers of its first calls."""
 
     def __init__(self, shell, losses, pool):
         self.shell, self.losses, self.pool = shell, losses, pool

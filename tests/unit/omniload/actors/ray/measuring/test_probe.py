@@ -19,7 +19,7 @@ WINDOW = 8
 
 
 class AHandle:
-    """The end of a rank: asks for what it trains on in a quarter of a second, of which the first batch is slow."""
+    """The end of a rank: asks for its steps of a quarter of a second at once; the first batch of them is slow."""
 
     def __init__(self, done, most=WINDOW):
         self.first_step, self._done, self._pace, self._now_s = 0, done, FetchPace(most), 0.0
@@ -58,7 +58,7 @@ def ranks_of(*handles):
 
 @pytest.fixture
 def done(monkeypatch):
-    """Return what is done: a rest, or a rank's step; rests take no time but for ranks."""
+    """Return the record of actions: a rest, or a rank's step; only ranks' steps take time."""
     found, handles = [], []
 
     def rest(seconds):
@@ -89,7 +89,7 @@ def test_ranks_rest_before_each_step_and_their_batches_are_told_apart_by_place(d
     assert len(takes_s[0]) == sum(map(len, opened[:resting]))
     assert sum(map(len, takes_s)) == 24 * resting
     assert (aside_s > 0) == (resting > 0)
-    # Of these its own thread has had what the rank was busy for.
+    # The rank's own thread is charged with the time that it was busy.
     assert all(each >= 2e-3 for each in takes_s[0])
     assert not any(each >= 2e-3 for of_place in takes_s[1:] for each in of_place)
 
@@ -116,7 +116,7 @@ def test_a_batch_at_hand_takes_no_time_in_which_others_had_the_core_nor_that_of_
 
 
 class Alone:
-    """A rank beside this process, that does as it is asked at once."""
+    """A rank in another process that obeys commands at once."""
 
     pid = 7
 

@@ -1,4 +1,4 @@
-"""Processor time and memory of processes; what small planes took, role by role, less what is done by the clock."""
+"""Processor time and memory of processes: the costs of small planes, by role, minus work that depends on time alone."""
 
 import time
 
@@ -48,7 +48,7 @@ def test_a_turn_in_which_the_machine_was_slow_is_in_no_figure():
         [a_turn(5.0, 0.125), *usual, a_turn(0.25, 9.0), a_turn(0.0, 0.0)], CLOCK
     )
 
-    # A tenth of a core for half a second is done by the clock, and half as much by the node.
+    # Work that depends on time alone takes a tenth of a core for half a second, and half as much at the node.
     assert found.step_s == pytest.approx({"loader": 0.02, "node": 0.01})
     assert found.steps == 70
 

@@ -1,4 +1,4 @@
-"""Windows of batches come, and are left, in a thread beside the trainer's."""
+"""Windows of batches are fetched, and released, in a thread next to the trainer's."""
 
 import threading
 import weakref
@@ -26,7 +26,7 @@ def unlost(_):
 
 
 class Batch:
-    """A batch that notes the thread in which it is let go of last."""
+    """A batch that records the thread in which its last reference is released."""
 
     def __init__(self, step, left):
         self.step = step
@@ -50,7 +50,7 @@ class Constructor:
 
 
 class Lending:
-    """What a constructor lends under its edition; notes how much of it was to be given."""
+    """Lends steps under its edition as a constructor does; records how many bytes each answer may have."""
 
     def __init__(self, constructor):
         self.constructor = constructor
@@ -87,10 +87,10 @@ class Slow(FetchPace):
 
 @pytest.fixture
 def open_to(monkeypatch):
-    """Return what a rank has ahead of it, given its constructor."""
+    """Return the fetching ahead of a rank, given its constructor."""
     monkeypatch.setattr(module, "wait_for_ref", lambda _answer, _limit_s, check: check() or True)
     monkeypatch.setattr(module, "value_of", lambda answer: answer)
-    # How many batches are asked for follows from the pace: here no step takes any time, on whatever machine.
+    # The number of batches in a request follows from the pace: here no step takes any time, on whatever machine.
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 0.0))
     opened = []
 
@@ -105,7 +105,7 @@ def open_to(monkeypatch):
 
 
 def steps_of(ahead, count):
-    """Take so many batches as a rank that trains, each let go of for the next."""
+    """Take batches as a rank that trains, each released before the next."""
     steps, batch = [], None
     while len(steps) < count:
         if ahead.is_empty:
@@ -176,7 +176,7 @@ def test_of_large_steps_none_is_kept_for_the_thread_that_asks(open_to):
 
     assert steps_of(open_to(constructor), 6) == list(range(6))
 
-    # The last one may be let go of while the thread that asks still has the answer in which it came.
+    # The last one may be released while the requesting thread still has the answer in which it came.
     left = constructor.left[:5]
     assert [step for step, thread in left] == [0, 1, 2, 3, 4]
     assert {thread for _, thread in left} == {threading.current_thread()}

@@ -1,4 +1,4 @@
-"""A rank of a plane of actors that is refused another number, or finds no constructor for it, stays what it is."""
+"""A rank of a plane of actors stays unchanged if another number is refused or no constructor for it is found."""
 
 import os
 import threading
@@ -172,7 +172,7 @@ def handle(address):
 
 
 def said_by(handle, step):
-    """Return whom a rank asks for a step and as whom, and as whom it tells the planner that it has the step."""
+    """Return the constructor that a rank asks for a step, the rank's name there, and its name for the planner."""
     assert handle.take(step, 5.0) is None
     handle.taken(step)
     assert FakeLink.told_by == FakeConstructor.asked[0]
@@ -180,7 +180,7 @@ def said_by(handle, step):
 
 
 def await_answer(handle, step):
-    """Look until what a rank asked for is there: two threads pass it on."""
+    """Wait until the answer to a rank is there; two threads pass it on."""
     until_s = time.monotonic() + 60.0
     while not handle.is_ready(step):
         assert time.monotonic() < until_s, f"step {step} did not come"
@@ -196,7 +196,7 @@ def test_a_rank_that_trained_finds_its_batches_taken_in_and_calls_nobody_from_it
     monkeypatch.setattr(FakeConstructor, "threads", ())
     taken = [handle.take(step, 5.0).step for step in range(2)]
     for step in (2, 4):
-        # As a rank that trains does, whatever comes meanwhile.
+        # As a training rank does, whatever happens meanwhile.
         await_answer(handle, step)
         monkeypatch.setattr(FakeLink, "look", look)
         taken += [handle.take(step, 5.0).step, handle.take(step + 1, 5.0).step]
@@ -264,7 +264,7 @@ def test_what_a_lost_constructor_has_lent_is_asked_of_the_one_in_its_place(
 
 
 PASSING = [ActorUnavailableError("it was cut off", None), ObjectLostError("0" * 56, None, "")]
-"""A call is lost by them, and nobody takes the place of the constructor."""
+"""Errors after which a call is lost, and the constructor is not replaced."""
 
 
 @pytest.mark.parametrize("loss", PASSING)
@@ -376,12 +376,12 @@ def test_a_process_that_ends_without_closing_its_rank_waits_for_the_call_that_is
 
     with monkeypatch.context() as forked:
         forked.setattr(module.os, "getpid", lambda: 1)
-        end()  # of a forked child, in which no such thread runs
+        end()  # in a forked child, in which no such thread runs
     assert not handle.is_ready(0)
 
     pool = DaemonPool(1, "ends")
     ended = pool.submit(end)
-    with suppress(UnavailableError):  # once nobody is let in
+    with suppress(UnavailableError):  # as soon as no caller is admitted
         while not handle.is_ready(0):
             assert not ended.done()
     assert not ended.done()
@@ -529,7 +529,7 @@ def test_a_rank_of_another_host_has_its_number_noted_on_that_of_the_plane(
     became = [f"{rank_name(0, 0, 1)} of {generation}" for generation in (1, 2, 3, 4)]
     assert names == (rank_name(1, 0, 1), *became)
     assert FakeLink.forgotten == rank_name(1, 0, 1)
-    # Here nobody else removes those of generations that are long gone.
+    # No other code here removes the locks of generations that are long gone.
     kept = {lock_of(tmp_path, name).name for name in became[-2:]}
     assert {path.name for path in tmp_path.glob("*.lock")} == kept
     assert set(guests) == {guests[0]}

@@ -1,4 +1,4 @@
-"""A rank's way to the planner: what it tells, which planner it follows, and when it gives up."""
+"""A rank's link to the planner: its reports, the planner that it follows, and when it gives up."""
 
 import queue
 import threading
@@ -38,7 +38,7 @@ class Answer:
 
 
 class Method:
-    """A method of a planner that notes what it is called with."""
+    """A method of a planner that records its calls."""
 
     def __init__(self, error=None):
         self.steps, self.error = [], error
@@ -49,7 +49,7 @@ class Method:
 
 
 class FakeConstructor:
-    """A constructor that passes on what ranks tell it, knows nothing of these ranks, or is lost."""
+    """A constructor that passes on the reports of ranks, does not know these ranks, or is lost."""
 
     def __init__(self, error=None, *, passes_on=True):
         self.told, self.taken = [], self
@@ -74,7 +74,7 @@ def answered(ask):
 
 @pytest.fixture
 def finding(monkeypatch):
-    """Return a function that has ranks find planners, one after the other; what is an error is raised instead."""
+    """Return a function that makes ranks find planners, one after another; an error is raised instead."""
     monkeypatch.setattr(link_module, "_LOOK_S", 1e-9)
     monkeypatch.setattr(link_module.time, "sleep", lambda _: None)
     monkeypatch.setattr(finding_module, "ask_head", answered)
@@ -132,7 +132,7 @@ def test_a_rank_whose_planner_is_lost_looks_at_the_plane_while_the_head_does_not
 
 
 def test_a_head_that_answers_while_a_rank_looks_is_heard_in_that_look(monkeypatch, finding):
-    """Heard in the next one it would tell of a planner that was lost before: a kill cost ranks a second more."""
+    """In the next look, the answer would name a planner that was lost before. A kill then cost ranks a second more."""
     asked, found = [], FakePlanner(None)
 
     def wait(answers, limit_s):
@@ -239,7 +239,10 @@ def test_what_a_lost_constructor_does_not_pass_on_the_planner_is_told_and_what_f
 def test_a_word_that_a_constructor_does_not_know_yet_is_told_to_the_planner_and_the_next_one_to_it(
     finding,
 ):
-    """One that has just the place of another knows no ranks: told past it for good, their words cost a call each."""
+    """A constructor that has just replaced another knows no ranks.
+
+    If they reported past it from then on, each report would cost a call.
+    """
     planner, constructor = FakePlanner(), FakeConstructor(passes_on=False)
     finding(planner)
     link = PlannerLink("omniload-a", 0, 0, lambda: None)

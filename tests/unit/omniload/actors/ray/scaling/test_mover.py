@@ -1,4 +1,4 @@
-"""Whom a move of sources waits for, and what becomes of one that takes too long."""
+"""The roles that a move of sources waits for, and the result of a move that takes too long."""
 
 import threading
 from concurrent.futures import Future
@@ -22,7 +22,7 @@ from tests.support.plane.given.fake_actors import Method
 
 
 class FakeCrew:
-    """Two loaders and a constructor, which asks whom it was told of."""
+    """Two loaders and a constructor, which ask the loader that they were notified of."""
 
     def __init__(self):
         mix = SimpleNamespace(names=("web", "code"))
@@ -64,7 +64,7 @@ class FakeCrew:
 
 
 class FakeKeeper:
-    """A keeper that is as quick as it is told to be."""
+    """A keeper that is as quick as the test says."""
 
     def __init__(self, crew):
         self.crew, self.late, self.retired = crew, [], []
@@ -162,7 +162,7 @@ def test_a_move_that_the_keeper_never_took_up_has_changed_nothing_and_never_will
     assert not isinstance(raised.value, MoveUnderWayError)
     assert keeper.late[0].cancelled()
     assert crew.sources_of["loader-0"] == (0, 1)
-    assert crew.dropped == [("loader-1", 0)]  # what it has opened for nothing
+    assert crew.dropped == [("loader-1", 0)]  # the sources that it opened in vain
 
 
 def test_a_move_of_which_a_constructor_has_not_heard_goes_on_and_is_cleaned_up_later(plane):

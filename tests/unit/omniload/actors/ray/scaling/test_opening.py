@@ -1,4 +1,4 @@
-"""Whether a loader that is started has found in its sources what was found there first."""
+"""Whether a started loader has found the same contents in its sources as at first."""
 
 from concurrent.futures import Future
 

@@ -20,7 +20,7 @@ class Cluster:
         self.answers, self.ended_by_ray, self.now_s = {"process": "its process"}, 0, 100.0
         self.is_stopped, self.has_ended, self.killed, self.let_go = False, False, 0, 0
         self.looks = iter(())
-        """Whether the reader is stopped, at each look of whoever waits for an answer."""
+        """Whether the reader is stopped, at each look of a caller that waits for an answer."""
         self.started_with, self.opened_with = (), ()
 
     def get_runtime_context(self):
@@ -104,7 +104,7 @@ def test_a_reader_that_is_stopped_as_it_opens_its_source_is_lost_and_not_waited_
     reader = a_reader()
     assert reader.facts() is None
     cluster.is_stopped = True
-    assert reader.facts() is None  # seen for the first time: it may go on
+    assert reader.facts() is None  # seen for the first time: it may resume
     cluster.now_s += 0.6
 
     with pytest.raises(ReaderLostError, match="loader-0-reader-0-1 is stopped"):
@@ -138,7 +138,7 @@ def test_a_reader_that_goes_on_opens_its_source_however_long_that_takes(cluster)
 
 
 def read_through(cluster, looks):
-    """Return what a read gives at whose looks the reader is stopped or runs, and the seconds until it does."""
+    """Return the result of a read for these looks (stopped or running), and the seconds until it comes."""
     cluster.answers = {"process": "its process", "open": "facts"}
     reader = a_reader()
     assert reader.facts() == "facts"

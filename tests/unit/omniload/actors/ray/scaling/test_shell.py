@@ -1,4 +1,4 @@
-"""The scaler's shell: what it asks of whom, what it tells the machine, and what becomes of changes."""
+"""The scaler's shell: its questions to roles, its events for the machine, and the results of changes."""
 
 import logging
 import threading
@@ -106,7 +106,7 @@ def run(monkeypatch):
         scaling = Scaling(crew, mover, gate := Gate(), {}, None)
         assert scaler.ended.wait(60)
         scaling.close()
-        # Behind its last look: it would go on in another test.
+        # After its last look, because it would continue in another test.
         assert gate.close(10)
         return scaling, mover, scaler
 
@@ -152,7 +152,7 @@ def test_a_move_that_goes_on_after_its_limit_is_told_as_one_that_has_happened(ru
 
     assert scaling.activity.figures.read()["loader_changes_total"] == 1
     assert f"{under_way}: {WHY}" in caplog.messages
-    assert mover.cleaned >= len(scaler.seen)  # what is left behind is looked after at each look
+    assert mover.cleaned >= len(scaler.seen)  # each look also cleans up after interrupted changes
 
 
 def test_a_look_has_what_loaders_do_what_the_mix_will_be_and_whom_the_planner_waits_for(run):

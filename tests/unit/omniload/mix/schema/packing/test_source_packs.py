@@ -1,4 +1,4 @@
-"""What a source says of its own packing: what it means, what is refused with which line, and what stays as it was."""
+"""Packing options of a source: their meaning, refusals with the line, and mixes without them, which stay unchanged."""
 
 import pytest
 
@@ -123,7 +123,10 @@ def test_a_source_that_is_added_is_held_to_its_packing():
 
 
 def test_mixes_without_packing_of_sources_have_the_digests_of_before():
-    """As releases gave them that knew of no such packing, which is of the source that says it."""
+    """The digests are those of releases before the packing of sources.
+
+    Only a source that sets it has another digest.
+    """
     sources = {
         "code": {"type": "parquet", "path": "c", "tokens": "t"},
         "web": {"type": "jsonl", "path": "w", "overlong": "drop"},

@@ -1,4 +1,4 @@
-"""Columns in files beside those of token ids, as numpy writes them."""
+"""Columns in files next to those of token ids, as numpy writes them."""
 
 import os
 
