@@ -35,7 +35,7 @@ class Waits:
     median: float
     """Median share of the slowest rank's wait."""
     ninth: float
-    """Nine of ten steps have a lower share."""
+    """Share that nine of ten steps stay below."""
     most: float
     """Highest share."""
     whole: float
@@ -43,16 +43,16 @@ class Waits:
 
 
 def waits_of(steps: Sequence[StepLine]) -> Waits:
-    """Return what ranks waited for; the first steps, in which everything starts, are left out.
+    """Return the waits of ranks; the first steps, in which everything starts, are left out.
 
     Raises:
-        ValueError: There is no other step.
+        ValueError: There are no other steps.
     """
     kept = steps[_WARM_UP_STEPS:]
     if not kept:
         raise ValueError(f"the run has {len(steps)} steps; {_WARM_UP_STEPS + 1} or more are needed")
     seconds = np.array([line.seconds for line in kept])
-    # Gradients are summed: who waits longest keeps all others waiting.
+    # Gradients are summed, so the rank with the longest wait keeps all others waiting.
     waited = np.array([max(line.wait_s) for line in kept])
     shares = waited / seconds
     return Waits(

@@ -39,16 +39,16 @@ Cell = str | int | float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The hardware in words that mean something elsewhere; never a host's name."""
+    """The hardware in words that make sense elsewhere; never a host's name."""
 
     cpu: str
     """Model of the processor."""
     cores: int
-    """Cores this process may run on."""
+    """Cores that this process may use."""
     memory_gib: int
     """Memory, rounded."""
     accelerator: str = ""
-    """Model of the accelerator that was used, if one was."""
+    """Model of the accelerator, if the benchmark used one."""
 
     @property
     def label(self) -> str:
@@ -65,14 +65,14 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of cells under a header. Format numbers yourself: digits shown are digits meant."""
+    """Rows of cells under a header. Format numbers yourself: all shown digits are significant."""
 
     columns: tuple[str, ...]
     """Header."""
     rows: tuple[tuple[Cell, ...], ...]
     """Cells, one tuple for each row."""
     caption: str = ""
-    """One line above the table."""
+    """Line above the table."""
 
     def __post_init__(self) -> None:
         for i, row in enumerate(self.rows):
@@ -82,13 +82,13 @@ class Table:
                 )
 
     def as_markdown(self) -> str:
-        """Return the table as markdown, its caption above."""
+        """Return the table as markdown, with its caption above."""
         lines = [_line(self.columns), _line(["---"] * len(self.columns)), *map(_line, self.rows)]
         return "\n".join([*([self.caption, ""] if self.caption else []), *lines])
 
 
 def this_machine(accelerator: str = "") -> Machine:
-    """Describe the machine this runs on; ``accelerator`` names one that the benchmark used."""
+    """Describe this machine; ``accelerator`` names an accelerator that the benchmark used."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Machine(
         cpu=_cpu_model(),
@@ -99,7 +99,7 @@ def this_machine(accelerator: str = "") -> Machine:
 
 
 def commit() -> str:
-    """Return the short commit of the tree, saying so when tracked files differ from it."""
+    """Return the short commit of the tree, and say so if tracked files differ from it."""
     root = _BENCHMARKS.parent
     try:
         head = _git(root, "rev-parse", "--short", "HEAD")
@@ -125,7 +125,7 @@ def write_report(  # noqa: PLR0913 -- what was measured, by what, and what came 
     *,
     machine: Machine | None = None,
 ) -> Path:
-    """Write ``reports/<folder>/<date>-<hardware>-<name>.md``; one of the same day is replaced.
+    """Write ``reports/<folder>/<date>-<hardware>-<name>.md``; a report of the same day is replaced.
 
     The folder of a report is that of the benchmark: reports of ``benchmarks/planner/balance.py`` are in
     ``reports/planner``.
@@ -137,10 +137,10 @@ def write_report(  # noqa: PLR0913 -- what was measured, by what, and what came 
         command: Command line that repeats the measurement from the root of the tree.
         tables: The figures.
         reading: One paragraph: what the figures show, and what they do not.
-        machine: Hardware; this machine without an accelerator when not given.
+        machine: Hardware; by default this machine without an accelerator.
 
     Returns:
-        The file.
+        The file of the report.
 
     Raises:
         ValueError: The benchmark lies outside of ``benchmarks``.
@@ -163,7 +163,7 @@ def write_report(  # noqa: PLR0913 -- what was measured, by what, and what came 
 
 
 def print_table(table: Table) -> None:
-    """Show a table on the terminal; a pipe has no width to keep to."""
+    """Show a table on the terminal; a pipe has no width limit."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)

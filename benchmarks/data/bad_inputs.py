@@ -1,4 +1,4 @@
-"""Files and mix files that are spoilt at random, by format: what becomes of each, and what else is lost.
+"""Files and mix files that are damaged at random, by format: the outcome for each, and other losses.
 
 python -m benchmarks.data.bad_inputs --help
 """
@@ -22,7 +22,7 @@ __all__ = ["main", "table_of"]
 
 
 def table_of(what: str, found: Mapping[str, Outcomes]) -> Table:
-    """Return what became of the inputs of each kind."""
+    """Return the outcomes of the inputs of each kind."""
     rows = [
         (
             name,
@@ -49,7 +49,7 @@ def table_of(what: str, found: Mapping[str, Outcomes]) -> Table:
 
 
 def _stored(cases: int) -> dict[str, Outcomes]:
-    """Spoil shards in a bucket of S3, moto's server, and in one of an emulator of Cloud Storage."""
+    """Damage shards in a bucket of S3, moto's server, and in one of an emulator of Cloud Storage."""
     found = {}
     with tempfile.TemporaryDirectory() as made, ExitStack() as servers:
         folder = Path(made)
@@ -71,7 +71,7 @@ def _stored(cases: int) -> dict[str, Outcomes]:
 
 
 IN_STORES = ("parquet-columns", "jsonl-gz-entered", "mds-columns", "csv", "webdataset")
-"""Kinds that are spoilt in stores too: one of each way to ask for ranges."""
+"""Kinds that are damaged in stores too: one for each way to request ranges."""
 READING = """\
 A shard of two is spoilt: a number in it replaced, bytes flipped, taken out or doubled, or the rest cut off; the source
 leaves out and counts what it cannot read (`on_error: skip`), and the other shard must come whole. A mix file with a
@@ -84,7 +84,7 @@ else than an error of ours, or takes more than 30 s, ends the measurement."""
 @click.option("--cases", default=200, show_default=True, type=click.IntRange(1), help="Of a kind.")
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(cases: int, report: bool) -> None:
-    """Spoil inputs of every format.
+    """Damage inputs of every format.
 
     \b
     Example:

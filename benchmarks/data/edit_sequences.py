@@ -1,4 +1,4 @@
-"""Runs that are edited, killed and resumed elsewhere again and again: whether samples get lost or come twice.
+"""Runs that are edited, killed and resumed elsewhere again and again: whether samples are lost or repeated.
 
 python -m benchmarks.data.edit_sequences --help
 """
@@ -22,7 +22,7 @@ class Found:
 
     sequences: int = 0
     edits: Counter[str] = field(default_factory=Counter)
-    """Edits that held, by kind."""
+    """Edits that took effect, by kind."""
     refused: int = 0
     lives: int = 0
     killed: int = 0
@@ -33,7 +33,7 @@ class Found:
     """Broken promises, by seed."""
 
     def take(self, run: EditedRun) -> None:
-        """Count a sequence that held."""
+        """Count a sequence that kept its promises."""
         self.edits.update(edit.change.kind for edit in run.history.edits)
         self.refused += run.refused
         self.lives += run.lives
@@ -42,7 +42,7 @@ class Found:
         self.tokens += run.found().total()
 
     def table(self) -> Table:
-        """Return what came about, and how often."""
+        """Return the events and their numbers."""
         return Table(
             caption=f"{self.sequences:,} sequences, {len(self.broken):,} of them lost or repeated a token",
             columns=("what came about", "times"),
@@ -61,7 +61,7 @@ class Found:
 
 
 def found_in(seeds: Iterable[int]) -> Found:
-    """Run a sequence of each seed."""
+    """Run the sequence of each seed."""
     found = Found()
     for seed in seeds:
         found.sequences += 1

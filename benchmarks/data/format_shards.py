@@ -22,7 +22,7 @@ from benchmarks.loaders.mixed_sources import lengths_of
 __all__ = ["END", "TEXT_FORMATS", "TOKEN_FORMATS", "Documents", "StoredFormat", "documents_of"]
 
 END = 0
-"""Token that ends every document; no other token of one is it."""
+"""Token that ends every document and occurs nowhere else."""
 _ROWS = 512
 _WORDS = 50_000
 
@@ -45,7 +45,7 @@ class StoredFormat:
 
 
 def documents_of(shard: int, count: int) -> Documents:
-    """Return log-normal documents with a mean of about 650 tokens; a text has about as many letters."""
+    """Return log-normal documents with a mean of about 650 tokens; a text has about the same number of letters."""
     rng = np.random.default_rng(shard)
     lengths = np.minimum(lengths_of(rng, count), 16_384).astype(np.int64)
     flat = rng.integers(1, _WORDS, int(lengths.sum())).astype(np.uint16)

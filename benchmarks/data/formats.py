@@ -66,7 +66,7 @@ def measured(folder: Path, form: StoredFormat) -> Measured:
 
 
 def table_of(caption: str, found: Mapping[str, tuple[int, list[Measured]]]) -> Table:
-    """Return medians, and how many tokens each format gives for a CPU second of parquet's."""
+    """Return medians, and the tokens that each format gives in one CPU second of parquet's."""
     rates = {
         name: median(each.tokens / each.cpu_s for each in runs) for name, (_, runs) in found.items()
     }

@@ -51,11 +51,11 @@ class Figures:
     megabytes: float
     ours_ms: float
     theirs_ms: float | None
-    """``None`` where transformers has no such processor."""
+    """``None`` if transformers has no such processor."""
 
 
 def photograph() -> bytes:
-    """Return a JPEG of a few colours that run into each other: as many bytes as a photograph has."""
+    """Return a JPEG of a few colours that blend into each other, with the bytes of a photograph."""
     draw = np.random.default_rng(0)
     colours = Image.fromarray(draw.integers(0, 255, (_HEIGHT // 16, _WIDTH // 16, 3), np.uint8))
     out = io.BytesIO()
@@ -64,7 +64,7 @@ def photograph() -> bytes:
 
 
 def ours_of(way: Way, data: bytes, repeats: int) -> tuple[int, int, float, float]:
-    """Return images, tokens, megabytes of patches, and processor milliseconds in the median."""
+    """Return images, tokens, megabytes of patches, and median processor milliseconds."""
     config = ImagesTransform(
         type="images", patch=way.patch, merge=way.merge, placeholder=7, tiles=way.tiles
     )
@@ -137,7 +137,7 @@ InternVL are the same; SmolVLM's processor resizes twice, by another filter."""
 @click.option("--repeats", default=25, show_default=True, help="Times that each is decoded.")
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(repeats: int, report: bool) -> None:
-    """Decode and cut a photograph, as this tree does and as transformers does.
+    """Decode and cut a photograph with this tree and with transformers.
 
     \b
     Example:

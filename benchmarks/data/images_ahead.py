@@ -24,11 +24,11 @@ from benchmarks.report import Table, print_table, write_report
 __all__ = ["Figures", "figures_of", "main", "table_of", "write_captions"]
 
 BEFORE = "5071dea3"
-"""The last commit in which records were asked for by their tokens alone."""
+"""The last commit in which records were requested by their tokens alone."""
 _ROOT = Path(__file__).resolve().parents[2]
 _SIDE, _DRAWN = 512, 20
 _CASES = ((16, 4_096), (1_024, 4_096), (1_024, 65_536))
-"""Most patches of an image, and tokens of a step."""
+"""Largest number of patches of an image, and tokens of a step."""
 _LIMIT_S = 300.0
 _MIX = """
 version: 1
@@ -71,7 +71,7 @@ with omniload.open(sys.argv[1], arrays="numpy") as loader:
     print(json.dumps([first_s, first, len(done), (resident() - before) >> 20, digest]))
 """
 Figures = tuple[float, int, int, int, int]
-"""Seconds to the first batch, images decoded before it and for eight steps and what follows, MiB, digest."""
+"""Seconds to the first batch; images decoded before it, and over eight steps and the prefetch; MiB; digest."""
 
 
 def write_captions(folder: Path, count: int = 1_000) -> None:
@@ -79,7 +79,7 @@ def write_captions(folder: Path, count: int = 1_000) -> None:
     draw = np.random.default_rng(0)
     images = []
     for _ in range(_DRAWN):
-        # A few colours that run into each other: as many bytes as a photograph.
+        # A few colours that blend into each other, with the bytes of a photograph.
         colours = Image.fromarray(draw.integers(0, 255, (32, 32, 3), np.uint8))
         held = io.BytesIO()
         colours.resize((_SIDE, _SIDE), Image.Resampling.BICUBIC).save(held, "JPEG", quality=90)
@@ -106,10 +106,10 @@ def figures_of(tree: Path, folder: Path, patches: int, tokens: int) -> Figures:
 
 
 def table_of(found: Mapping[tuple[int, int], tuple[Figures, Figures]]) -> Table:
-    """Return the figures of both trees, by most patches and tokens of a step.
+    """Return the figures of both trees, by largest number of patches and tokens of a step.
 
     Raises:
-        ValueError: A step has other samples in one than in the other.
+        ValueError: A step has other samples in one tree than in the other.
     """
     rows = []
     for (patches, tokens), (before, now) in found.items():
@@ -139,7 +139,7 @@ Seconds are of a machine with other work on it; images are counted, for 20 s beh
 @click.option("--commit", default=BEFORE, show_default=True, help="What to compare with.")
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(commit: str, report: bool) -> None:
-    """Compare this tree with one that asked for records by their tokens alone.
+    """Compare this tree with one that requested records by their tokens alone.
 
     \b
     Example:

@@ -62,7 +62,7 @@ _SPECIAL = ["<|im_start|>", "<|im_end|>", "<bos>", "<eos>"]
 
 
 def documents_of(size: int) -> list[str]:
-    """Return about ``size`` bytes of source code of this Python: modules and, as many bytes, functions."""
+    """Return about ``size`` bytes of this Python's source code: modules and, in equal bytes, functions."""
     paths = this_installation().modules()
     functions, _ = functions_and_docstrings(
         paths[::-1], function_bytes=size // 2, docstring_bytes=1
@@ -73,7 +73,7 @@ def documents_of(size: int) -> list[str]:
 
 
 def even_texts(texts: Sequence[str], letters: int = _EVEN_LETTERS) -> list[str]:
-    """Return the same letters as documents of as many each; the last may have fewer."""
+    """Return the same letters as documents of ``letters`` each; the last one may have fewer."""
     whole = "".join(texts)
     return [whole[at : at + letters] for at in range(0, len(whole), letters)]
 
@@ -122,7 +122,7 @@ def write_chats(folder: Path, texts: Sequence[str], count: int) -> None:
 def rates_of(
     ways: Mapping[str, Way], repeats: int, *, unmeasured: int = 0
 ) -> dict[str, list[float]]:
-    """Return how much each way reads in a processor second, ``repeats`` times in turns after a first one.
+    """Return the rate of each way per processor second, ``repeats`` times alternately after a first turn.
 
     Each way runs ``unmeasured`` times right before it is measured. Its memory is then already allocated, as within a
     long run, and it does not use the memory that the previous way freed.
@@ -174,7 +174,7 @@ def _threads(value: str) -> None:
 
 
 def chat_rates(folder: Path, repeats: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Return tokens a second, and tokens a processor second, of each way to have two cores."""
+    """Return tokens per second, and per processor second, for each way to use two cores."""
     walls: dict[str, list[float]] = {name: [] for name in CHAT}
     cpus: dict[str, list[float]] = {name: [] for name in CHAT}
     spawn = multiprocessing.get_context("spawn")
@@ -202,7 +202,7 @@ def chat_rates(folder: Path, repeats: int) -> tuple[dict[str, list[float]], dict
                 ]
                 parts = [each.result(_WAIT_S) for each in asked]
                 passed_s = time.perf_counter() - began_s
-                if turn:  # the first opens the model and the source
+                if turn:  # the first turn opens the model and the source
                     count = sum(tokens for tokens, _ in parts)
                     walls[name].append(count / passed_s)
                     cpus[name].append(count / sum(spent_s for _, spent_s in parts))
@@ -210,7 +210,7 @@ def chat_rates(folder: Path, repeats: int) -> tuple[dict[str, list[float]], dict
 
 
 def table_of(caption: str, unit: str, rates: Mapping[str, list[float]], scale: float) -> Table:
-    """Return medians, least and most, and how many times each of the others ours is."""
+    """Return medians, least and most, and the ratio of ours to each other way."""
     ours = median(next(iter(rates.values())))
     return Table(
         columns=("way", unit, "least", "most", "omniload over it"),
@@ -229,7 +229,7 @@ def table_of(caption: str, unit: str, rates: Mapping[str, list[float]], scale: f
 
 
 def reading_tables(folder: Path, texts: Sequence[str], repeats: int) -> list[Table]:
-    """Return what each way reads of documents as they are, and of the same text cut to documents of one size."""
+    """Return the rates of reading documents as they are, and of the same text cut to documents of one size."""
     tables = []
     for size, documents in (
         ("modules and functions", texts),
@@ -279,7 +279,7 @@ have opened all before."""
 @click.option("--chats", default=2_000, show_default=True, type=click.IntRange(10))
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(repeats: int, mib: int, chats: int, report: bool) -> None:
-    """Compare what sources do with pyarrow, tokenizers and transformers; needs all three.
+    """Compare sources with pyarrow, tokenizers and transformers; needs all three.
 
     \b
     Example:
@@ -326,10 +326,10 @@ def main(repeats: int, mib: int, chats: int, report: bool) -> None:
 
 
 def refuse_without_frameworks() -> None:
-    """Refuse an environment without transformers at once: chat data is measured last, minutes later.
+    """Refuse an environment without transformers at once, because chat data is measured last, minutes later.
 
     Raises:
-        click.ClickException: With the command that has it.
+        click.ClickException: With the command whose environment has it.
     """
     if find_spec("transformers") is None:
         raise click.ClickException(

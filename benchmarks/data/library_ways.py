@@ -44,23 +44,23 @@ __all__ = [
 ]
 
 Way = Callable[[], tuple[int, float]]
-"""Reads all once; returns how much, and processor seconds of this process."""
+"""A function that reads everything once; returns the amount, and processor seconds of this process."""
 CHAT_FILE, MODEL = "chats.jsonl", "model"
 _AT_ONCE = 256
 """Records of a batch, and of a call of a tokenizer."""
 _FIRST_READ, _LARGEST_READ = 16, 1 << 16
-"""Records of a read before anything is known of their length, and at most, as the planner asks for them."""
+"""Records of a read before their length is known, and the most of a read, as the planner asks for them."""
 _READ_BYTES = 1 << 20
-"""Bytes of text of a read, about: the planner asks for tokens, and this is a step of 256 Ki of them."""
+"""Approximate bytes of text of a read: the planner asks for tokens, and this is a step of 256 Ki tokens."""
 _FEW_ROWS = 1_024
 _BLOCK_GROUPS = 4
-"""Row groups of a block, as a source has them by default."""
+"""Row groups of a block, the default of a source."""
 _BLOCK_BYTES = 16 << 20
 """Block size for pyarrow's reader of JSON; its default of one megabyte is slower on these files."""
 
 
 class _Free(ByteEncoder):
-    """Makes one token of each text; what that costs is counted, to be taken off.
+    """Makes one token of each text; the cost of that is counted and subtracted.
 
     Returns nothing: the release of a tokenizer's output is not part of reading.
     """
@@ -82,7 +82,7 @@ class _Free(ByteEncoder):
 
 
 def _lengths_of(texts: pa.Array) -> NDArray[np.int64]:
-    """Return the bytes of texts that lie end to end, or are shown where they lie."""
+    """Return the bytes of texts that lie end to end, or that are views."""
     if isinstance(texts, pa.StringViewArray):
         views = np.frombuffer(texts.buffers()[1], np.int32, 4 * len(texts), 16 * texts.offset)
         return views[::4].astype(np.int64)
@@ -92,7 +92,7 @@ def _lengths_of(texts: pa.Array) -> NDArray[np.int64]:
 
 
 def reading_ways(folder: Path) -> dict[str, dict[str, Way]]:
-    """Return by format the ways to read its text from ``folder``; ours first."""
+    """Return the ways to read the text of ``folder``, by format; ours first."""
     parquet = ParquetSource(type="parquet", path="*.parquet", text="text")
     lines = JsonlSource(type="jsonl", path="*.jsonl.zst", text="text")
     stored = {"shuffle": ShuffleConfig(method="none")}
@@ -131,7 +131,7 @@ def batch_ways(folder: Path) -> dict[str, Way]:
 
 
 def same_duties(folder: Path) -> dict[str, Way]:
-    """Return the ways to read a column of Parquet by pyarrow alone that do what ours does: checked, in either order."""
+    """Return the ways by pyarrow alone that do the same work as ours on a Parquet column: checked, in either order."""
     shards = sorted(folder.glob("*.parquet"))
     return {
         "in order": lambda: _timed(_checked_units_of(shards)),
@@ -169,8 +169,8 @@ def _ours(folder: Path, config: SourceConfig) -> tuple[int, float]:
         source.read(at, stop)
         at = stop
         records = max(1, min(_LARGEST_READ, at * _READ_BYTES // max(1, free.letters)))
-    # A source refers to itself. Its last block would stay until the collector looks, and the next turn, as no run that
-    # reads on, would read into new pages of memory.
+    # A source refers to itself. Its last block would stay until the garbage collector runs, and the next turn would
+    # then read into new pages of memory, unlike a run that reads on.
     source.release()
     return free.letters, time.process_time() - began_s - free.spent_s
 
@@ -204,7 +204,7 @@ def _tables_of(shards: Sequence[Path]) -> Iterator[pa.ChunkedArray]:
 
 
 def _decoded_groups(shards: Sequence[Path]) -> Iterator[pa.ChunkedArray]:
-    """Give row groups as they are decoded: what stands on pyarrow and keeps to row groups takes no less."""
+    """Yield row groups as they are decoded: code on top of pyarrow that keeps to row groups needs at least this."""
     for path in shards:
         opened = pq.ParquetFile(path, pre_buffer=False)
         for group in range(opened.num_row_groups):
@@ -221,7 +221,7 @@ def _shuffled_groups(shards: Sequence[Path]) -> Iterator[pa.ChunkedArray]:
 
 
 def _blocks_of(shards: Sequence[Path]) -> Iterator[pa.ChunkedArray]:
-    """Give what ours gives: UTF-8 that was looked at, in another order over as many row groups, a few at a time."""
+    """Yield the same as ours: checked UTF-8, in another order over the same number of row groups, a few at a time."""
     rng = np.random.default_rng(0)
     opened = (pq.ParquetFile(path, pre_buffer=False) for path in shards)
     groups = ((file, group) for file in opened for group in range(file.num_row_groups))
@@ -238,7 +238,7 @@ def _blocks_of(shards: Sequence[Path]) -> Iterator[pa.ChunkedArray]:
 
 
 def _checked_units_of(shards: Sequence[Path]) -> Iterator[pa.Array]:
-    """Give texts that were looked at, a megabyte or so at a time, out of row groups that are held as one array each."""
+    """Yield checked texts, about a megabyte at a time, from row groups that are one array each."""
     for column in _checked_groups(shards):
         step = max(1, len(column) * _READ_BYTES // max(1, column.nbytes))
         for start in range(0, len(column), step):
@@ -246,7 +246,7 @@ def _checked_units_of(shards: Sequence[Path]) -> Iterator[pa.Array]:
 
 
 def _taken_blocks_of(shards: Sequence[Path]) -> Iterator[pa.Array]:
-    """Give texts that were looked at, in another order over row groups as ours; copied, as it takes no views."""
+    """Yield checked texts, in another order over row groups as ours, but copied, because it takes no views."""
     rng = np.random.default_rng(0)
     groups = _checked_groups(shards)
     while held := list(itertools.islice(groups, _BLOCK_GROUPS)):
@@ -263,7 +263,7 @@ def _checked_groups(shards: Sequence[Path]) -> Iterator[pa.Array]:
         for group in range(opened.num_row_groups):
             column = opened.read_row_group(group, columns=["text"], use_threads=False)["text"]
             column.validate(full=True)
-            # Room beyond the texts, which a reader that keeps to a limit of memory cannot hold, stays behind.
+            # The copy leaves out the spare memory after the texts, which a reader with a memory limit cannot keep.
             yield pa.concat_arrays([*column.chunks, column.chunk(0).slice(0, 0)])
 
 

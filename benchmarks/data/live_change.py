@@ -39,12 +39,12 @@ _WAIT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change, and what became of it."""
+    """One change, and its results."""
 
     answered_s: float
     """Time from the request to the answer."""
     given: int
-    """Steps that ranks had when it was taken up, from the one that the slowest of them wanted next."""
+    """Steps that ranks had when the change took effect, counted from the next step of the slowest rank."""
     effective_s: float
     """Time from the request until every rank had its batch of the first step with the change."""
     agreed: bool
@@ -68,7 +68,7 @@ class Rank:
                 self.changed.notify_all()
 
     def at(self, step: int) -> tuple[float, Mapping[str, int]]:
-        """Wait for a step; return when its batch was there, and the tokens of its sources."""
+        """Wait for a step; return the time of its batch, and the tokens of its sources."""
         with self.changed:
             if not self.changed.wait_for(lambda: step in self.seen, _WAIT_S):
                 raise click.ClickException(f"no batch of step {step} within {_WAIT_S:g} s")
@@ -76,7 +76,7 @@ class Rank:
 
 
 def changed(run: Path, ranks: Sequence[Rank], names: Sequence[str], turn: int) -> Change:
-    """Have half of the sources drawn in place of the others; return when that held."""
+    """Exchange one half of the sources for the other; return when that took effect."""
     half = names[turn % 2 :: 2]
     weights = {name: float(name in half) for name in names}
     began_s = time.perf_counter()
@@ -144,7 +144,7 @@ def changes_of(
 
 
 def table_of(found: Mapping[float, Sequence[Change]], ranks: int, where: str) -> Table:
-    """Return medians and the most, by the time that a rank takes for a step."""
+    """Return medians and the most, by the time of a rank's step."""
     rows = []
     for step_s, changes in found.items():
         answered = [change.answered_s for change in changes]
@@ -186,7 +186,7 @@ step, so it waits for all of that step."""
 @click.option("--changes", default=10, show_default=True, type=click.IntRange(1))
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(ranks: int, changes: int, report: bool) -> None:
-    """Measure how soon a change of a mix holds.
+    """Measure how soon a change of a mix takes effect.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""A mix of a thousand sources: how long a check takes, and the first batch, with indexes that are kept.
+"""A mix of a thousand sources: the time of a check, and of the first batch, with indexes that are kept.
 
 python -m benchmarks.data.many_sources --help
 """
@@ -56,7 +56,7 @@ with open_plane(spec) as plane, Client(plane.handle(0)) as client:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """One process."""
+    """Figures of one process."""
 
     wall_s: float
     """Wall time to its end; and to its first batch, counted from the end of its imports."""
@@ -67,9 +67,9 @@ class Took:
 
 
 def write_mixes(folder: Path, sources: int) -> dict[str, Path]:
-    """Write the sources and four mix files: a sound one, one of unknown keys, one of columns that are not there, texts.
+    """Write the sources and four mix files: a sound one, one with unknown keys, one with missing columns, texts.
 
-    Texts are JSON lines, a small file a source, tokenised by bytes.
+    Texts are JSON lines, a small file for each source, tokenised by bytes.
     """
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(np.log(_MEAN), 1, _DOCUMENTS), 1, _LENGTH).astype(np.int32)

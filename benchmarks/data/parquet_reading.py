@@ -73,7 +73,7 @@ class Case:
 
 
 def cases_of(mib: int, *, large: bool) -> Iterator[Case]:
-    """Return the kinds of files of ``mib`` MiB, and where ``large`` of 256 MiB with row groups of 128."""
+    """Return the kinds of files of ``mib`` MiB, and with ``large`` those of 256 MiB with row groups of 128."""
     for letters in _LETTERS:
         for codec in _CODECS:
             yield Case(letters=letters, codec=codec, group_mib=8, mib=mib)
@@ -84,7 +84,7 @@ def cases_of(mib: int, *, large: bool) -> Iterator[Case]:
 
 
 def write_case(folder: Path, case: Case, texts: Sequence[str]) -> None:
-    """Write one file of a kind, of ``texts`` again and again until it is as large."""
+    """Write one file of a kind by repeating ``texts`` until the file has its size."""
     documents = even_texts(texts, case.letters)
     if case.dictionary:
         documents = documents[:_DISTINCT]
@@ -105,12 +105,12 @@ def write_case(folder: Path, case: Case, texts: Sequence[str]) -> None:
 
 
 def ratios_of(rates: Mapping[str, Sequence[float]], ours: str, theirs: str) -> list[float]:
-    """Return of each turn how many times theirs ours is: what else a machine does slows both of a turn alike."""
+    """Return the ratio of ours to theirs for each turn: other work of the machine slows both of a turn alike."""
     return [a / b for a, b in zip(rates[ours], rates[theirs], strict=True)]
 
 
 def table_of_ratios(caption: str, found: Mapping[Case, Mapping[str, Sequence[float]]]) -> Table:
-    """Return, of each kind of file, the medians of ratios with their least and most, and what pyarrow reads."""
+    """Return, for each kind of file, the medians of ratios with their least and most, and pyarrow's rate."""
     _, *theirs = (name for name in next(iter(found.values())) if not name.startswith("shuffled"))
     ours = ("in order", "shuffled")
     return Table(
@@ -132,7 +132,7 @@ def table_of_ratios(caption: str, found: Mapping[Case, Mapping[str, Sequence[flo
 
 
 def table_of_parts(found: Mapping[Case, Mapping[str, Mapping[str, float]]]) -> Table:
-    """Return what each part of a read takes a record, in both orders, by kind of file."""
+    """Return the time of each part of a read for a record, in both orders, by kind of file."""
     return Table(
         columns=("documents and file", "order", *PARTS, "together", SAME),
         rows=tuple(

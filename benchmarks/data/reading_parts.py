@@ -74,7 +74,7 @@ def _measured(way: Way) -> dict[str, float]:
 
 @contextmanager
 def _told_apart(spent: Counter[str]) -> Iterator[None]:
-    """Add to ``spent`` what functions take inside."""
+    """Add the time within the functions of each part to ``spent``."""
     within: list[float] = []
     with ExitStack() as patched:
         for part, holder, name in _PLACES:

@@ -56,7 +56,7 @@ class Mixing:
     distance: float
     """Mean distance of the places of neighbours, over that of a full shuffle (a third of the records)."""
     shards: float
-    """Shards that a step of ``_STEP`` records comes from, in the mean."""
+    """Mean number of shards that the records of a step of ``_STEP`` records come from."""
 
 
 def places_of(shards: int, units: int, rows: int, shuffle: ShuffleConfig) -> NDArray[np.int64]:
@@ -134,7 +134,7 @@ def cost_table(folder: Path, repeats: int, caption: str) -> Table:
 
 
 def _read(folder: Path, way: ShuffleConfig) -> tuple[float, float]:
-    """Return the processor time of the first read of an epoch, and of all of it."""
+    """Return the processor time of the first read of an epoch, and of the whole epoch."""
     config = ParquetSource(type="parquet", path="*.parquet", text="text", shuffle=way)
     source = open_source(
         SourceSpec("web", config, seed=1, tokenizer=ByteTokenizer(type="bytes"), base_dir=folder)

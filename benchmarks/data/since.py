@@ -1,4 +1,4 @@
-"""Tokens a second of one rank in this tree and at an earlier commit, in turns: whether what came since costs anything.
+"""Tokens per second of one rank in this tree and at an earlier commit, alternately: the cost of later changes.
 
 python -m benchmarks.data.since --help
 """
@@ -66,14 +66,14 @@ class Rate:
     """Result of one process."""
 
     by_wall: float
-    """Tokens a second."""
+    """Tokens per second."""
     by_cpu: float
-    """Tokens a processor second of all threads."""
+    """Tokens per processor second of all threads."""
 
 
 @contextmanager
 def tree_of(commit: str) -> Iterator[Path]:
-    """Give a folder with the files of a commit."""
+    """Yield a folder with the files of a commit."""
     with tempfile.TemporaryDirectory() as made:
         packed = subprocess.run(
             ["git", "-C", str(_ROOT), "archive", commit], check=True, capture_output=True
@@ -83,7 +83,7 @@ def tree_of(commit: str) -> Iterator[Path]:
 
 
 def weighted(work: Rows) -> Iterator[int]:
-    """Read as the benchmark of throughput does, with a column of a weight for each label."""
+    """Read as the benchmark of throughput does, with a column that has a weight for each label."""
     mix = mix_of(
         *(work.corpus.names, work.corpus.weights),
         rows=work.rows,
@@ -123,7 +123,7 @@ def rate_of(
 
 
 def table_of(found: Mapping[int, Mapping[str, Sequence[Rate]]]) -> Table:
-    """Return medians of both trees by the size of a step, the ratios of this one over the earlier, and of a column."""
+    """Return medians of both trees by step size, the ratio of this tree to the earlier one, and that of a column."""
     rows = []
     for tokens, rates in found.items():
         walls, cpus = (
@@ -170,7 +170,7 @@ files have beside every token and is not read otherwise."""
 )
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(commit: str, sizes: tuple[int, ...], repeats: int, seconds: float, report: bool) -> None:
-    """Compare this tree with an earlier one; by default with the last before samples had columns.
+    """Compare this tree with an earlier one; by default with the last one before samples had columns.
 
     \b
     Example:

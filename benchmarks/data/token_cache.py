@@ -95,7 +95,7 @@ def _opened(corpus: SampleCorpus, config: SourceConfig, cache: TokenCacheConfig 
 
 
 def _spent(source: Source) -> tuple[float, int]:
-    """Return processor seconds of reading an epoch, and its tokens."""
+    """Return the processor seconds for reading an epoch, and its tokens."""
     tokens, began_s = 0, time.process_time()
     for start in range(0, source.positions_per_epoch, _READ):
         block = source.read(start, min(start + _READ, source.positions_per_epoch))
@@ -114,7 +114,7 @@ def _write_tokens(source: Source, path: Path) -> None:
 def _ahead_ways(
     folder: Path, with_datasets: Path | None
 ) -> dict[str, tuple[list[str], Mapping[str, str]]]:
-    """Return by name what makes the tokens of all files before a run, and variables that it has."""
+    """Return, by name, the commands that make the tokens of all files before a run, and their variables."""
     python = [sys.executable, "-c"]
     threads = {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": str(_CORES)}
     ways: dict[str, tuple[list[str], Mapping[str, str]]] = {

@@ -28,7 +28,7 @@ _RANGE = re.compile(r"bytes=([0-9]+)-([0-9]+)")
 
 
 class AilingStore:
-    """Serves a folder for as long as it is entered."""
+    """Serves a folder while its ``with`` block runs."""
 
     def __init__(self, folder: Path, answers_after_s: float, address: str = "127.0.0.1") -> None:
         """Serve ``folder``; each answer takes ``answers_after_s`` seconds if the store is healthy."""
@@ -57,7 +57,7 @@ class AilingStore:
         self._ask(f"{kind} {seconds}")
 
     def counts(self) -> dict[str, int]:
-        """Return how many requests were answered as they should be, were refused, and were slow, so far."""
+        """Return the numbers of requests that were answered properly, were refused, and were slow, so far."""
         counts: dict[str, int] = json.loads(self._ask("counts"))
         return counts
 
@@ -92,7 +92,7 @@ class _Ailment:
             return dict(self._counts)
 
     def meet(self) -> int | None:
-        """Wait as long as an answer takes; return the number of a refusal, ``None`` to answer."""
+        """Wait for the time of an answer; return the number of a refusal, or ``None`` to answer."""
         now_s = time.monotonic()
         with self._lock:
             is_refused, is_slow = (now_s < self._until_s[kind] for kind in ("store", "delay"))
@@ -104,7 +104,7 @@ class _Ailment:
 
 
 class _Files(SimpleHTTPRequestHandler):
-    """Files whole or in parts, with a tag each; folders as lists of links."""
+    """Serves files whole or in parts, with a tag each, and folders as lists of links."""
 
     protocol_version = "HTTP/1.1"
     ailment: ClassVar[_Ailment]
@@ -164,7 +164,7 @@ class _Server(ThreadingHTTPServer):
 
     @override
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of a client that has gone: it is killed in the midst of an answer."""
+        """Ignore a client that has gone, because it was killed in the middle of an answer."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""A running data plane is struck by a script of faults, or by random ones: every step must come, and be the same.
+"""A script of faults, or random ones, strikes a running data plane: every step must come, and be the same.
 
 python -m benchmarks.faults.chaos --help
 """
@@ -45,11 +45,11 @@ _FULL, _NETWORK = "full", "network"
 _ANSWERS_AFTER_S = 0.02
 """Time of an answer of an object store."""
 _FEW_ROWS, _ROWS = 100, 500
-"""Documents of a row group: few where the store is struck, so that it is read all the time."""
+"""Documents of a row group: few if the store is struck, so that it is read all the time."""
 
 
 def unbroken(spec: PlaneSpec, steps: int) -> list[int]:
-    """Return the digests of the same steps of a plane in one process to which nothing is done."""
+    """Return the digests of the same steps of an undisturbed plane in one process."""
     with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
         found = []
         for _ in range(steps):
@@ -117,7 +117,7 @@ run in one process.{hosts}{store}{refusals}"""
 def _sources_at(
     folder: Path, corpus: MixedSources, url: str | None, kinds: set[str], hosts: Hosts | None
 ) -> Iterator[tuple[str | None, AilingStore | None]]:
-    """Build the corpus, and put it where it is to be read from."""
+    """Build the corpus, and put it where the job reads it."""
     build_sources(folder, corpus)
     if kinds & OF_STORES:
         here = () if hosts is None else (hosts.here,)
@@ -140,7 +140,7 @@ class _Trial:
 
     faults: Faults
     script: Sequence[Fault] | None
-    """Faults that were given; ``None`` to draw them."""
+    """The given faults; ``None`` to draw them."""
     disk: Path | None
     url: str | None
     ranks: int
@@ -152,7 +152,7 @@ class _Trial:
 
     @property
     def kinds(self) -> set[str]:
-        """Kinds of faults that it has, or may have."""
+        """The kinds of faults that it has, or may have."""
         given = self.script
         return set(self.faults.kinds) if given is None else {fault.kind for fault in given}
 
@@ -178,7 +178,7 @@ class _Trial:
         return mix.model_copy(update={"runtime": on_both})
 
     def require(self) -> None:
-        """Refuse what does not go together."""
+        """Refuse options that contradict each other."""
         if _FULL in self.kinds and self.disk is None:
             raise click.UsageError("--kind full needs --disk, a small file system that it may fill")
         if _NETWORK in self.kinds and self.disk is not None:
@@ -234,15 +234,15 @@ class _Outcome:
     same: bool
     """Whether all samples were those of an unbroken run."""
     stops: list[tuple[float, float]]
-    """When the machine stood still."""
+    """Times at which the machine stood still."""
     first: bool
     """Whether the processes that watch the machine had priority over all others."""
     took_s: float
     counts: dict[str, int] | None
-    """Requests that a store of ours answered, refused, and was slow for."""
+    """Requests that our own store answered, refused, and answered slowly."""
 
     def stood(self) -> str:
-        """Say how long the machine stood still."""
+        """Return how long the machine stood still, in words."""
         seconds = sum(end_s - begin_s for begin_s, end_s in self.stops)
         return f"{len(self.stops)} stops of {seconds:.1f} s within {self.took_s:.0f} s"
 
@@ -257,7 +257,7 @@ class _Outcome:
         )
 
     def of_refusals(self) -> str:
-        """Say which journals were refused."""
+        """Return the refused journals, in words."""
         if not (refusals := self.ordeal.refusals):
             return ""
         return (
@@ -267,7 +267,7 @@ class _Outcome:
 
 
 def _outcome_of(trial: _Trial, made: Path, hosts: Hosts | None) -> _Outcome:
-    """Hold a trial, with its corpus in a folder."""
+    """Run a trial, with its corpus in a folder."""
     with _sources_at(made, trial.corpus, trial.url, trial.kinds, hosts) as (url, store):
         mix, disk = trial.mix(url, hosts), trial.disk
         kept = made / "run" if trial.kinds & OF_JOURNALS else None
@@ -289,7 +289,7 @@ def _outcome_of(trial: _Trial, made: Path, hosts: Hosts | None) -> _Outcome:
             took_s = time.monotonic() - begun_s
             stops, first = machine.spans(), machine.real_time
         counts = None if store is None else store.counts()
-        # A store that has ailed is no part of what all is compared with.
+        # The reference reads a copy of the sources that no fault of a store reaches.
         beside = trial.mix(None if store is not None else url)
         whole = PlaneSpec(mix=beside, base_dir=made, tree=ClientPlaceTree.of(dp=1))
         same = unbroken(whole, len(ordeal.digests)) == ordeal.digests and not ordeal.others

@@ -1,4 +1,4 @@
-"""A small disk of a run that is full for a while, and has room again."""
+"""A small disk of a run that is full for a while, and then has free space again."""
 
 import threading
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ def full_for(folder: Path, seconds: float) -> Iterator[threading.Event]:
     """Fill the file system of a folder; yield an event that is set when the space is free again.
 
     Args:
-        folder: On a file system of its own, of 256 MiB at most.
-        seconds: How long it is full.
+        folder: A folder on its own file system, of 256 MiB at most.
+        seconds: Time for which it is full.
 
     Raises:
-        OSError: It cannot be written for another reason, or is larger: nothing else is filled up.
+        OSError: It cannot be written for another reason, or its file system is larger; no other one is filled.
     """
     filler, has_room = folder / _NAME, threading.Event()
 
@@ -32,7 +32,7 @@ def full_for(folder: Path, seconds: float) -> Iterator[threading.Event]:
     timer = threading.Timer(seconds, give_back)
     try:
         with filler.open("wb", buffering=0) as file:
-            # Until the disk refuses the next page.
+            # Write until the disk refuses the next page.
             with suppress(OSError):
                 while file.tell() < _MOST_BYTES:
                     file.write(bytes(_PAGE_BYTES))

@@ -1,4 +1,4 @@
-"""Two hosts for a job, as namespaces of the network: all of it is on one, its shadows on the other, and a wire between.
+"""Two hosts for a job, as network namespaces with a wire between: shadows are on one, everything else on the other.
 
 ::
 
@@ -39,15 +39,15 @@ class Hosts:
     """The hosts as known to a process of the first one."""
 
     there: str
-    """Name of the other."""
+    """Name of the other host."""
     ray: str
     """Address of the head of the Ray of both hosts."""
     here: str = ADDRESSES[0]
-    """Address of this one."""
+    """Address of this host."""
 
     @classmethod
     def known(cls) -> Self | None:
-        """Return them, once both have a node of Ray; ``None`` in a process that was started on no host."""
+        """Return the hosts, once both have a node of Ray; ``None`` in a process that was started on no host."""
         if (head := os.environ.get(_HEAD)) is None:
             return None
         wait_for_nodes(head, len(ADDRESSES))
@@ -55,14 +55,14 @@ class Hosts:
 
 
 def run_on_two_hosts(command: Sequence[str], text: str) -> int:
-    """Run a command on the first of two hosts with a Ray of both, and end all on them; return its exit code.
+    """Run a command on the first of two hosts with a Ray on both, and end everything on them; return its exit code.
 
     Args:
-        command: Its words.
-        text: Its standard input.
+        command: Words of the command.
+        text: Standard input of the command.
 
     Raises:
-        CalledProcessError: Namespaces cannot be made: that needs root.
+        CalledProcessError: Namespaces cannot be made, because that needs root.
     """
     env = os.environ | NO_TOKEN
     with ExitStack() as ends, tempfile.TemporaryDirectory(prefix="hosts", dir="/tmp") as made:

@@ -22,12 +22,12 @@ __all__ = ["MachineStops", "seconds_within", "spans_in"]
 
 _PERIOD_S = 0.002
 _SHORTEST_S = 0.010
-"""A shorter delay is what waking takes."""
+"""Shortest delay that counts; shorter ones are the usual cost of waking."""
 _RECORD = struct.Struct("=dd")
 
 
 class MachineStops:
-    """One process a core, of the highest priority, writes down when it was not woken in time.
+    """Starts one process on each core, with the highest priority, that records when it was not woken in time.
 
     Such a process has priority over all others, so their work does not delay it. If it is not woken on a core, then
     nothing ran on that core. If the priority is not allowed (``real_time`` is False), other work delays the process
@@ -54,10 +54,10 @@ class MachineStops:
         self._folder.cleanup()
 
     def spans(self) -> list[tuple[float, float]]:
-        """Return when a core or another stood still so far, in order and apart: seconds of ``time.monotonic``.
+        """Return the spans in which some core stood still, in order and disjoint: seconds of ``time.monotonic``.
 
         Raises:
-            RuntimeError: A process that watches has ended.
+            RuntimeError: A watching process has ended.
         """
         ended = [watcher.args for watcher in self._watchers if watcher.poll() is not None]
         if ended:
@@ -66,7 +66,7 @@ class MachineStops:
 
 
 def spans_in(folder: Path) -> list[tuple[float, float]]:
-    """Return the spans of all files in a folder, in order and apart: those of several cores at once are one."""
+    """Return the spans of all files in a folder, in order and disjoint; overlapping spans of cores are joined."""
     found = sorted(
         record for path in folder.iterdir() for record in _RECORD.iter_unpack(path.read_bytes())
     )
@@ -80,7 +80,7 @@ def spans_in(folder: Path) -> list[tuple[float, float]]:
 
 
 def seconds_within(spans: list[tuple[float, float]], begin_s: float, end_s: float) -> float:
-    """Return how much of a time lies in spans that are apart from each other."""
+    """Return the part of a time that lies in disjoint spans."""
     if not spans:
         return 0.0
     begins_s, ends_s = np.array(spans).T
@@ -88,7 +88,7 @@ def seconds_within(spans: list[tuple[float, float]], begin_s: float, end_s: floa
 
 
 def _may_be_real_time() -> bool:
-    """Return whether processes of this one may go before all others; nothing stays changed."""
+    """Return whether child processes may have real-time priority; nothing stays changed."""
     try:
         before, kept = os.sched_getscheduler(0), os.sched_getparam(0)
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
@@ -104,7 +104,7 @@ def _may_be_real_time() -> bool:
     "--to", "path", required=True, type=Path, help="File of begins and ends, two doubles each."
 )
 def main(core: int, path: Path) -> None:
-    """Write down when a core stands still, until killed.
+    """Record when a core stands still, until killed.
 
     \b
     Example:

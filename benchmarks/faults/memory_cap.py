@@ -27,7 +27,7 @@ _MIB = 1 << 20
 
 
 def write_corpus(folder: Path, unit_tokens: int) -> None:
-    """Write sources of token ids, of which a shuffle draws from all row groups at once."""
+    """Write sources of token ids, for a shuffle that draws from all row groups at once."""
     rng = np.random.default_rng(0)
     for number in range(_SOURCES):
         records = rng.integers(1, 1 << 30, (_UNITS * unit_tokens // _RECORD, _RECORD), np.int32)
@@ -36,7 +36,7 @@ def write_corpus(folder: Path, unit_tokens: int) -> None:
 
 
 def child(folder: Path, memory: int, steps: int) -> None:
-    """Take steps in this process; print the most that its loader counted, and the most that the process took."""
+    """Take steps in this process; print the most that its loader counted, and the most that the process used."""
     most = 0
 
     class Counted(BlockMemory):
@@ -93,7 +93,7 @@ the base" is that less what the same process takes of sources whose blocks are 3
 )
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(as_child: tuple[str, str, str] | None, steps: int, report: bool) -> None:
-    """Measure what processes take under several values of loader.memory."""
+    """Measure the memory of processes under several values of loader.memory."""
     if as_child is not None:
         child(Path(as_child[0]), int(as_child[1]), int(as_child[2]))
         return

@@ -23,7 +23,7 @@ __all__ = ["CALM_STEPS", "Ordeal", "Struck", "Wait", "survive", "table_of"]
 _RECOVERED_WITHIN_S = 120.0
 _FIRST_STEPS = 10
 CALM_STEPS = 10
-"""Behind each fault, once the plane has recovered."""
+"""Steps after each fault, once the plane has recovered."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -32,9 +32,9 @@ class Wait:
 
     seconds: float
     begin_s: float
-    """When the first rank asked for the step: seconds of ``time.monotonic``."""
+    """Time at which the first rank asked for the step: seconds of ``time.monotonic``."""
     end_s: float
-    """When the last one had it."""
+    """Time at which the last rank had it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Struck:
     waits: Sequence[Wait]
     """Waits for all steps after them until the plane had recovered."""
     ended_s: float | None = None
-    """When the last of the processes that were struck had ended; ``None`` where none was."""
+    """Time at which the last struck process had ended; ``None`` if no process was struck."""
     replaced_s: float | None = None
     """Time until each struck role had a new holder."""
 
@@ -64,7 +64,7 @@ class Ordeal:
     refusals: list[str] = field(default_factory=list)
     """Messages of planes that ended; another plane resumed from the state before the fault."""
     others: list[int] = field(default_factory=list)
-    """Steps that came once more, of which the samples were other ones."""
+    """Repeated steps whose samples were different."""
 
     def note(self, step: int, digest: int) -> None:
         """Record a step, which may come again if another plane resumes from before it."""
@@ -84,20 +84,20 @@ def survive(
     seed: int = 0,
     says: Callable[[str], None] = lambda _: None,
 ) -> Ordeal:
-    """Take steps, and do each fault of a script once the plane has recovered from the one before.
+    """Take steps, and let each fault of a script strike once the plane has recovered from the one before.
 
     Args:
         job: The job that the faults strike.
         mix: The mix of the job.
-        script_of: Gives the script, once every shadow stands ready, for what may be struck by name.
-        step_s: The trainer's own time a step, in seconds.
-        seed: Decides which bit of a journal is another one.
+        script_of: Returns the script from the names of the possible targets, once every shadow stands by.
+        step_s: The trainer's own time for a step, in seconds.
+        seed: Decides which bit of a journal is flipped.
         says: Called with each fault once it is over.
 
     Raises:
         TimeoutError: It did not recover in time.
         ValueError: The script strikes a target that does not exist.
-        OmniloadError: The plane ended by a fault by which it may not.
+        OmniloadError: The plane ended by a fault that it must survive.
     """
     ordeal, built_ahead = Ordeal(), mix.steps_ahead + mix.steps_at_once
     before: JsonObject | None = None
@@ -131,7 +131,7 @@ def survive(
             blow = strike(job, faults, inside, seed)
             while after < built_ahead or not job.plane.is_whole():
                 waits.append(take())
-                # Steps that were built before the fault say nothing of it.
+                # Steps that were built before the fault prove nothing about it.
                 after += blow.is_over()
                 if time.monotonic() > until_s:
                     raise TimeoutError(f"{' and '.join(map(str, faults))}: not over in time")
@@ -169,10 +169,10 @@ def table_of(
     """Return the waits by kind of fault; each fault counts with its longest wait.
 
     Args:
-        ordeal: What came of the faults.
+        ordeal: Results of the faults.
         same: Whether all samples were those of an unbroken run.
-        shadows: How many each loader had.
-        stops: When the machine stood still, as ``MachineStops.spans`` has it.
+        shadows: Number of shadows of each loader.
+        stops: Times at which the machine stood still, as ``MachineStops.spans`` returns them.
     """
     spans = list(stops)
 

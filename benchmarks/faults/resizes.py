@@ -50,17 +50,17 @@ class Changes:
     gaps_s: dict[str, list[float]] = field(default_factory=dict)
     """Times from the last batch of all ranks to the first one of all ranks after the change, by change."""
     steps_s: list[float] = field(default_factory=list)
-    """The same between two steps in which no rank came or left."""
+    """Times between two steps without a change of the ranks."""
 
 
 def change(plane: Plane, sizes: Sequence[int], rounds: int, *, step_s: float) -> Changes:
     """Change the number of ranks through ``sizes``, ``rounds`` times; all ranks are clients in this process.
 
     Args:
-        plane: Serves as many ranks as the first of the sizes.
-        sizes: Ranks.
-        rounds: How often they are gone through.
-        step_s: The trainer's own time a step.
+        plane: A plane with as many ranks as the first of the sizes.
+        sizes: Numbers of ranks.
+        rounds: Number of passes over the sizes.
+        step_s: The trainer's own time for a step.
     """
     found = Changes()
     clients = [Client(plane.handle(rank)) for rank in range(sizes[0])]

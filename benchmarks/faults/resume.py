@@ -47,7 +47,7 @@ class Layout:
     corpus: MixedSources
 
     def write(self) -> None:
-        """Write the sources; documents are runs of one token, so that they pack into little."""
+        """Write the sources; documents are runs of one token, so that they compress well."""
         for number, name in enumerate(self.corpus.names):
             (self.folder / name).mkdir(parents=True)
             first = self.folder / name / "00000.parquet"
@@ -81,7 +81,7 @@ class Layout:
         )
 
     def spec(self, kind: str, state: JsonObject | None) -> PlaneSpec:
-        """Return the run; no index is kept from one start to the next."""
+        """Return the run; no index is kept between starts."""
         tree = ClientPlaceTree.of(dp=1)
         return PlaneSpec(mix=self.mix(kind), base_dir=self.folder, tree=tree, state=state)
 
@@ -99,7 +99,7 @@ class Mark:
 
 
 def unbroken(layout: Layout, positions: Sequence[int], num_batches: int) -> list[Mark]:
-    """Run from the start and mark the first step boundary at or after every rising position."""
+    """Run from the start, and mark the first step boundary at or after each position, in rising order."""
     marks: list[tuple[int, JsonObject, list[int]]] = []
     due, samples = list(positions), 0
     with open_plane(layout.spec("local", None)) as plane, Client(plane.handle(0)) as client:
@@ -121,7 +121,7 @@ def unbroken(layout: Layout, positions: Sequence[int], num_batches: int) -> list
 def resumed(
     layout: Layout, kind: str, state: JsonObject, num_batches: int
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the seconds from opening the data plane to its first batch, and the digests from there on."""
+    """Return the seconds from opening the data plane to its first batch, and the digests from that batch on."""
     began_s = time.perf_counter()
     with open_plane(layout.spec(kind, state)) as plane, Client(plane.handle(0)) as client:
         first = client.next_batch()
@@ -141,7 +141,7 @@ def in_new_process(
 
 
 def skip_rate(layout: Layout, limit_s: float) -> float:
-    """Return the samples a second at which a ``DataLoader`` is run forward to where it stood."""
+    """Return the samples per second at which a ``DataLoader`` is run forward to its earlier place."""
     work = Rows(folder=layout.folder, corpus=layout.corpus, length=_LENGTH, rows=8)
     loader = DataLoader(MixedRows(work, "arrays"), batch_size=work.rows, num_workers=0)
     mean = float(np.mean(lengths_in(layout)))
@@ -154,7 +154,7 @@ def skip_rate(layout: Layout, limit_s: float) -> float:
 
 
 def lengths_in(layout: Layout) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return the mean length of a document, for every source by its weight."""
+    """Return the mean length of a document of every source, weighted by the source's share."""
     means = []
     for name in layout.corpus.names:
         column = pq.read_table(layout.folder / name / "00000.parquet")["tokens"]
@@ -189,7 +189,7 @@ class Resumed:
 def measured(
     layout: Layout, marks: Sequence[Mark], repeats: int, *, ray: bool
 ) -> Iterator[Resumed]:
-    """Resume at every mark ``repeats`` times, and at the last once through Ray."""
+    """Resume at every mark ``repeats`` times, and at the last mark once through Ray."""
     rate = skip_rate(layout, min(_SKIP_S, 5.0))
     cases = [(mark, "local", repeats) for mark in marks]
     for mark, kind, times in [*cases, *([(marks[-1], "ray", 1)] if ray else [])]:

@@ -1,6 +1,6 @@
 """Faults of a running plane and their steps: a script, drawn from a seed or read from a file.
 
-A line is one fault; what stands behind ``#`` is for people::
+Each line is one fault; text after ``#`` is a comment::
 
     # step  role      kind   seconds
     40      loader-0  kill
@@ -40,20 +40,21 @@ OF_STORES = frozenset({"store", "delay"})
 OF_JOURNALS = frozenset({"torn-journal", "cut-journal", "flipped-journal"})
 KINDS: dict[str, float] = {
     **dict.fromkeys((*sorted(OF_ROLES - LASTING), *sorted(OF_JOURNALS)), 0.0),
-    # Half as long again as a member may be silent.
+    # One and a half times as long as a member may be silent.
     "starve": 15.0,
-    # A process that wants no more memory in this time is ended all the same.
+    # A process that needs no more memory in this time is ended nevertheless.
     "memory": 5.0,
     # A small part of the time for which a planner waits for free space.
     "full": 5.0,
     **dict.fromkeys(sorted(OF_STORES), 20.0),
-    # Longer than a member is silent until it is replaced, and shorter than Ray takes to give a host up.
+    # Longer than the silence after which a member is replaced, and shorter than the time after which Ray gives a host
+    # up.
     "network": 15.0,
 }
 """Default duration of a fault of each kind, in seconds; 0 for a fault that strikes once."""
 _FIRST_STEP = 10
 _LEAST_STEPS, _MOST_STEPS = 10, 60
-"""Between two faults of a random script."""
+"""Steps between two faults of a random script."""
 _LONGEST_S = 600.0
 
 
@@ -62,7 +63,7 @@ class Fault:
     """One line of a script."""
 
     step: int
-    """Steps that are taken before, at least."""
+    """Least number of steps before the fault."""
     role: str
     """``loader-0``, ``planner``, ``constructor-0``; ``shadow-0`` for a shadow of ``loader-0``, ``reader-0`` for a
     reader; ``NO_ROLE`` where the kind strikes none."""
@@ -91,14 +92,14 @@ class Faults:
 
 
 def drawn(faults: Faults, roles: Iterable[str]) -> list[Fault]:
-    """Return a random script; a seed gives the same one again.
+    """Return a random script; the same seed gives the same script.
 
     Args:
         faults: The faults to draw from.
         roles: The existing roles.
 
     Raises:
-        ValueError: None of them is to be struck.
+        ValueError: None of the roles can be struck.
     """
     chance, steps = random.Random(faults.seed), random.Random(f"{faults.seed} steps")
     struck = sorted(role for role in roles if role.startswith(faults.roles))
@@ -119,7 +120,7 @@ def written(text: str) -> list[Fault]:
     """Return the faults of a script in their order.
 
     Raises:
-        ValueError: A line is none of a script; says which, and what belongs there.
+        ValueError: A line is no fault; the message names it and the expected form.
     """
     script: list[Fault] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -169,5 +170,5 @@ def _seconds_of(kind: str, lasts: Sequence[str]) -> float:
 
 
 def together(script: Iterable[Fault]) -> list[list[Fault]]:
-    """Return the faults that are done at once, in their order."""
+    """Return the faults in groups that strike together, in their order."""
     return [list(faults) for _, faults in groupby(script, key=lambda fault: fault.step)]

@@ -28,7 +28,7 @@ __all__ = ["Held", "grown", "looks_over", "main"]
 
 _SHM = Path("/dev/shm")
 _EVERY_PART = 100
-"""Looks in all."""
+"""Number of looks."""
 _WARM, _EARLY, _LATE = 0.5, 0.65, 0.85
 """Parts of the run.
 
@@ -48,7 +48,7 @@ class Held:
     threads: int = 0
 
     def with_more(self, other: "Held") -> "Held":
-        """Return both together."""
+        """Return the sums of both."""
         return Held(
             pss_bytes=self.pss_bytes + other.pss_bytes,
             descriptors=self.descriptors + other.descriptors,
@@ -71,7 +71,7 @@ def held_by(pid: int) -> Held:
 
 
 def look(roles: Mapping[int, str]) -> dict[str, Held]:
-    """Return what each role holds, this process as the ranks, and Ray's own processes by their names."""
+    """Return the figures of each role, of this process as the ranks, and of Ray's own processes by their names."""
     own = psutil.Process()
     names = {own.pid: "ranks and opener"}
     for child in own.children(recursive=True):
@@ -86,7 +86,7 @@ def look(roles: Mapping[int, str]) -> dict[str, Held]:
 
 
 def shared_memory() -> Held:
-    """Return what lies in ``/dev/shm``: bytes, and names as descriptors."""
+    """Return the contents of ``/dev/shm``: bytes, and the number of names as descriptors."""
     told = os.statvfs(_SHM)
     used = (told.f_blocks - told.f_bfree) * told.f_frsize
     return Held(pss_bytes=used, descriptors=len(list(_SHM.iterdir())))
@@ -143,7 +143,7 @@ def _middle(looks: Sequence[Mapping[str, Held]], name: str) -> Held:
 
 
 def table_of(found: Mapping[str, Growth], steps: int, seconds: float) -> Table:
-    """Return what each holds early and late."""
+    """Return the early and late figures of each."""
 
     def pair(early: float, late: float) -> str:
         return f"{early:,.0f} → {late:,.0f}"
@@ -165,7 +165,7 @@ def table_of(found: Mapping[str, Growth], steps: int, seconds: float) -> Table:
 
 
 def mix_for(corpus: MixedSources, *, ranks: int, loaders: int, length: int) -> MixConfig:
-    """Return a mix of steps of one row a rank."""
+    """Return a mix of steps with one row for each rank."""
     runtime = {"kind": "ray", "loaders": loaders, "shadows": 1}
     return mix_of(
         corpus.names, corpus.weights, rows=ranks, micro_rows=1, length=length, runtime=runtime
@@ -190,7 +190,7 @@ the bytes in use and the number of names stand in place of PSS and descriptors."
 )
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(*, steps: int, ranks: int, loaders: int, sources: int, length: int, report: bool) -> None:
-    """Take many small steps and see what grows.
+    """Take many small steps and look for growth.
 
     \b
     Example:

@@ -28,10 +28,10 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 class Group:
-    """A group of the kernel's whose processes get a part of one core.
+    """A kernel group whose processes get a part of one core.
 
     Raises:
-        OSError: This process may make none, or no group limits cores here.
+        OSError: This process may not make groups, or no group limits cores here.
     """
 
     def __init__(self, name: str, share: float) -> None:
@@ -54,7 +54,7 @@ class Group:
             raise
 
     def take(self, pid: int) -> Callable[[], None]:
-        """Put a process into it; return what puts it back, and removes the group."""
+        """Put a process into the group; return a function that puts it back, and removes the group."""
         try:
             place = self._above / _group_of(pid, self._above).lstrip("/") / "cgroup.procs"
             (self._folder / "cgroup.procs").write_text(str(pid))
@@ -93,16 +93,16 @@ def _group_of(pid: int, above: Path) -> str:
 
 
 def cpu_group(pid: int, share: float) -> Callable[[], None]:
-    """Have a process in a group that gets a part of one core; return what ends that.
+    """Put a process into a group that gets a part of one core; return a function that ends that.
 
     Raises:
-        OSError: That is not allowed here.
+        OSError: This is not allowed here.
     """
     return Group(f"omniload-starved-{pid}", share).take(pid)
 
 
 def as_cpulimit(pid: int, share: float) -> Callable[[], None]:
-    """Have a process run for a part of each tenth of a second only; return what ends that."""
+    """Let a process run for only a part of each tenth of a second; return a function that ends that."""
     process, ended = psutil.Process(pid), threading.Event()
 
     def turns() -> None:
@@ -114,7 +114,7 @@ def as_cpulimit(pid: int, share: float) -> Callable[[], None]:
                     process.send_signal(signal.SIGCONT)
                     ended.wait(share * _PERIOD_S)
             finally:
-                # Whatever ends the turns, it is not left stopped.
+                # However the loop ends, the process is not left stopped.
                 process.send_signal(signal.SIGCONT)
 
     thread = threading.Thread(target=turns, name="starving", daemon=True)
@@ -135,7 +135,7 @@ def starved_for(
 
     Args:
         pid: The process.
-        seconds: How long.
+        seconds: Duration.
         share: Share of one core.
     """
     try:
@@ -151,7 +151,7 @@ def starved_for(
                     end()
                     has_ended.set()
             finally:
-                # Also where it could not be ended: somebody waits for that.
+                # The event is set even if the limit could not be ended, because a caller waits for it.
                 is_over.set()
 
     def in_time() -> None:
@@ -170,7 +170,7 @@ def starved_for(
 
 @contextmanager
 def short_for(pid: int, seconds: float) -> Iterator[None]:
-    """Let the kernel end a process that wants a megabyte more; one that wants none in this time is ended then."""
+    """Let the kernel end a process when it needs a megabyte more; if it needs none in this time, end it then."""
     process = psutil.Process(pid)
 
     def end() -> None:

@@ -3,13 +3,13 @@
 ::
 
     kill, stop        SIGKILL, SIGSTOP to the process of a role, of a shadow or of a reader
-    starve            such a process gets a twentieth of one core for a while
-    memory            such a process gets no more memory, so that the kernel ends it
-    full              the disk of the run's folder has no room for a while
+    starve            the process gets a twentieth of one core for a while
+    memory            the process gets no more memory, so that the kernel ends it
+    full              the disk of the run's folder has no free space for a while
     store, delay      the store of the sources refuses, or is ten times slower, for a while
     torn-journal      the planner is killed as it writes a record
-    cut-journal       the end of the journal's last record is gone, and the planner killed
-    flipped-journal   a bit of the journal is another one, and the planner killed
+    cut-journal       the end of the journal's last record is removed, and the planner killed
+    flipped-journal   a bit of the journal is flipped, and the planner killed
     network           the host of the shadows is cut off for a while
 """
 
@@ -49,7 +49,7 @@ _NO_SIGNAL = 0
 """Signal number that only checks whether the process exists."""
 _PLANNER = "planner"
 _LOOK_S = 0.05
-"""Looks for a successor, of which one reads all heartbeats or all processes."""
+"""Interval of looks for a successor; a look reads all heartbeats or all processes."""
 _GIVE_UP_S = 120.0
 
 
@@ -68,14 +68,14 @@ class Job:
         disk: Path | None = None,
         hosts: Hosts | None = None,
     ) -> None:
-        """Begin nothing before it is entered.
+        """Make a job; it starts when its ``with`` block is entered.
 
         Args:
             spec: The run.
-            ranks: How many there are.
-            store: What its sources are read from, where that can ail.
-            disk: The small file system of the run's folder, where that can be filled.
-            hosts: Both hosts, where it is on two.
+            ranks: Number of ranks.
+            store: Store of its sources, if that can fail.
+            disk: Small file system of the run's folder, if that can be filled.
+            hosts: Both hosts, if the job is on two.
         """
         self.store, self.disk, self.hosts, self.run_dir = store, disk, hosts, spec.run_dir
         self._spec, self._ranks = spec, ranks
@@ -115,7 +115,7 @@ class Job:
         self._open(state)
 
     def targets(self) -> list[str]:
-        """Return what may be struck by name: roles, a shadow of each loader that has one, and readers."""
+        """Return the possible targets by name: roles, a shadow of each loader that has one, and readers."""
         roles = sorted(self.plane.holders())
         shadows = [f"shadow-{role.partition('-')[2]}" for role in roles if self._shadows_of(role)]
         return [*roles, *shadows, *(f"reader-{n}" for n in range(len(readers_now())))]
@@ -124,7 +124,7 @@ class Job:
         """Return the process of a target, and a function that returns whether another process has replaced it.
 
         Raises:
-            ValueError: There is no such target now.
+            ValueError: The target does not exist now.
         """
         sort, _, number = target.partition("-")
         if sort == "shadow" and (shadows := self._shadows_of(f"loader-{number}")):
@@ -174,10 +174,10 @@ def _title_of(process: psutil.Process) -> str:
 
 
 class StruckProcess:
-    """A process that was struck: when it ended, and when another one was in its place. Seconds behind the blow."""
+    """A process that was struck: the times of its end and of its replacement, in seconds after the blow."""
 
     def __init__(self, pid: int, number: int, is_replaced: Callable[[], bool]) -> None:
-        """Send a signal, and have a thread look what comes of it.
+        """Send a signal, and let a thread watch the process.
 
         Args:
             pid: The process.
@@ -197,7 +197,7 @@ class StruckProcess:
         return self.replaced_s is not None
 
     def wait(self) -> None:
-        """Wait until it is over, or given up."""
+        """Wait until the process is replaced, or given up."""
         self._thread.join()
 
     def _watch(self) -> None:
@@ -222,7 +222,7 @@ class Blow:
     faults: Sequence[Fault]
     processes: list[StruckProcess] = field(default_factory=list)
     starved: list[StruckProcess] = field(default_factory=list)
-    """Processes that are not to end by it: whether they did is all that is looked at."""
+    """Processes that the fault need not end: only their end is noticed."""
     others: list[Callable[[], bool]] = field(default_factory=list)
     """Functions that return, for each fault that strikes no process, whether it is over."""
 
@@ -234,19 +234,19 @@ class Blow:
 
 
 def strike(job: Job, faults: Sequence[Fault], inside: ExitStack, seed: int) -> Blow:
-    """Do faults at once.
+    """Let faults strike together.
 
     Args:
         job: The job to strike.
         faults: The faults to strike it with.
-        inside: Takes off again what lasts, at its end at the latest.
-        seed: Decides which bit of a journal is another one.
+        inside: Ends lasting faults, at its own end at the latest.
+        seed: Decides which bit of a journal is flipped.
 
     Raises:
-        ValueError: There is no such target.
+        ValueError: A target does not exist.
     """
     blow = Blow(faults)
-    # Found before any is struck: a plane that has lost roles takes its time to say where the others are.
+    # All are found before any is struck, because a plane that has lost roles takes its time to name the others.
     found = [job.process_of(fault.role) for fault in faults if fault.kind in OF_ROLES]
     for fault in faults:
         match fault.kind:
@@ -286,14 +286,15 @@ def _after(seconds: float) -> Callable[[], bool]:
 def _strike_journal(job: Job, fault: Fault, seed: int) -> StruckProcess:
     assert job.run_dir is not None, "it is there for these kinds"
     pid, is_replaced = job.process_of(_PLANNER)
-    # Stopped first, so that nothing is written behind the damage; the kill comes before anybody has noticed.
+    # It is stopped first, so that it writes nothing after the damage. The kill comes before any role notices the
+    # stop.
     os.kill(pid, signal.SIGSTOP)
     damage(job.run_dir / JOURNAL_NAME, fault.kind, random.Random(f"{seed} {fault.step}"))
     return StruckProcess(pid, signal.SIGKILL, is_replaced)
 
 
 def damage(journal: Path, kind: str, chance: random.Random) -> None:
-    """Do to a journal what one of ``OF_JOURNALS`` says; ``chance`` decides where."""
+    """Damage a journal in one of the ways of ``OF_JOURNALS``; ``chance`` decides where."""
     with journal.open("r+b") as file:
         content = file.read()
         last = content[content.rstrip(b"\n").rfind(b"\n") + 1 :]

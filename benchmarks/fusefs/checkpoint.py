@@ -1,4 +1,4 @@
-"""A sharded checkpoint over HDFS whose every stream is held to a rate: striped against one file per rank.
+"""A sharded checkpoint over HDFS with limited rates of all streams: striped against one file per rank.
 
     python -m benchmarks.fusefs.checkpoint --help
 
@@ -103,7 +103,7 @@ def _save(kind: str, place: str, work: Work, tensors: Mapping[str, DTensor]) -> 
     elif kind == "mount":
         save(dict(tensors), storage_writer=FileSystemWriter(place))
     else:
-        # Without a descriptor a sync is one of the whole machine, which HDFS takes nothing from.
+        # Without a descriptor, a sync is one of the whole machine, and HDFS does not benefit from that.
         save(dict(tensors), storage_writer=FsspecWriter(place, sync_files=False))
 
 
@@ -128,7 +128,7 @@ CALLS = {"save": _save, "load": _load, "warm": _warm}
 def _rank(work: Work, rank: int, rendezvous: str, orders: Connection) -> None:
     """Carry out orders of saving and loading; answer each with its seconds."""
     torch.set_num_threads(1)
-    # The client that the store below has too, whatever else is installed and claims the scheme.
+    # The client that the store below uses too, whichever other client is installed and claims the scheme.
     client = "fsspec.implementations.arrow.HadoopFileSystem"
     fsspec.register_implementation("hdfs", client, clobber=True)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -157,7 +157,7 @@ def _rank(work: Work, rank: int, rendezvous: str, orders: Connection) -> None:
 
 @contextmanager
 def _ranks(work: Work) -> Iterator[Callable[[str, str, str], float]]:
-    """Start the ranks; yield a function that has them all save or load and returns the seconds."""
+    """Start the ranks; yield a function that makes them all save or load and returns the seconds."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__spec__.name if __spec__ is not None else __name__])
     with tempfile.TemporaryDirectory() as folder:

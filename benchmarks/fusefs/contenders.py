@@ -48,7 +48,7 @@ class Contender:
 
     name: str
     mount: Callable[[Path], "subprocess.Popen[bytes]"]
-    """Starts it at a mount point; the process ends when it is unmounted."""
+    """Function that starts the mount at a mount point; its process ends when it is unmounted."""
     file: str
     """The file that it reads, written by the contender that will read it."""
     tasks: tuple[str, ...] = TASKS
@@ -56,7 +56,7 @@ class Contender:
 
 @contextmanager
 def mounted(contender: Contender, root: Path) -> Iterator[int]:
-    """A fresh mount: nothing of an earlier one is cached in it or in the kernel; yield its process."""
+    """Make a fresh mount, without caches of an earlier one in it or in the kernel; yield its process."""
     process = contender.mount(root)
     try:
         end, pause = time.monotonic() + 30, threading.Event()
@@ -71,7 +71,7 @@ def mounted(contender: Contender, root: Path) -> Iterator[int]:
 
 
 def ours(store: str, log: Path) -> Callable[[Path], "subprocess.Popen[bytes]"]:
-    """Return how we mount: with the settings a user gets."""
+    """Return how we mount: with a user's default settings."""
 
     def mount(root: Path) -> "subprocess.Popen[bytes]":
         config = MountConfig(store=store, mountpoint=str(root))
@@ -83,7 +83,7 @@ def ours(store: str, log: Path) -> Callable[[Path], "subprocess.Popen[bytes]"]:
 def program(
     *command: str | Path, environment: Mapping[str, str] | None = None, log: Path
 ) -> Callable[[Path], "subprocess.Popen[bytes]"]:
-    """Return how a peer is mounted: in the foreground, the mount point where ``@`` stands."""
+    """Return how a peer is mounted: in the foreground, with the mount point in the place of ``@``."""
 
     def mount(root: Path) -> "subprocess.Popen[bytes]":
         with log.open("ab") as out:
@@ -98,14 +98,14 @@ def program(
 
 
 def _without_proxies() -> dict[str, str]:
-    # rclone ends where a bundle of certificates is named and the server speaks plain HTTP.
+    # rclone ends if a bundle of certificates is configured and the server speaks plain HTTP.
     return {
         k: v for k, v in os.environ.items() if k != "AWS_CA_BUNDLE" and "PROXY" not in k.upper()
     }
 
 
 def rclones(remote: str, base: Path, log: Path) -> list[Contender]:
-    """Return rclone as it comes, and with its disk cache in memory, which reads ahead much further."""
+    """Return rclone with its defaults, and with its disk cache in memory, which reads ahead much further."""
     common = ["rclone", "mount", remote, "@", "--config", "/dev/null"]
     cached = [
         "--vfs-cache-mode", "full", "--cache-dir", base / CACHE,
@@ -113,7 +113,7 @@ def rclones(remote: str, base: Path, log: Path) -> list[Contender]:
     ]  # fmt: skip
     return [
         Contender("rclone", program(*common, log=log), "plain"),
-        # Its close returns before anything is uploaded, so its writes cannot be compared.
+        # Its close returns before the upload starts, so its writes cannot be compared.
         Contender("rclone, cache on", program(*common, *cached, log=log), "plain", TASKS[:2]),
     ]
 

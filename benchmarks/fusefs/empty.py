@@ -1,4 +1,4 @@
-"""A file system in memory that answers, and does nothing else: what each binding itself costs for a request.
+"""A file system in memory that only answers: the cost of a request in each binding itself.
 
 python -m benchmarks.fusefs.empty --bridge pyfuse3 MOUNTPOINT      until it is unmounted
 """
@@ -28,7 +28,7 @@ __all__ = ["Empty", "main"]
 
 
 class Empty(FileSystem):
-    """Directories, and files that keep their bytes; modes, times and owners are taken and forgotten."""
+    """Directories, and files that keep their bytes; modes, times and owners are accepted and forgotten."""
 
     def __init__(self) -> None:
         self._names: dict[int, dict[bytes, int]] = {ROOT_INODE: {}}

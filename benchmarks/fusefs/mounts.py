@@ -7,7 +7,7 @@
   O_DIRECT, so that the kernel's page cache answers nothing, and 1 MiB of a file that was
   read before and is opened again. Over both bindings, and with a local copy that the
   kernel reads by itself.
-- *capped*: a store whose every stream is held to a rate, striped over 1 and 4 objects.
+- *capped*: a store with a limited rate of every stream, striped over 1 and 4 objects.
 - *overhead*: cold reads of striped files against the same objects read through the
   store's client by as many threads.
 - *streamed*: memory of a mount through which a large file was read once.
@@ -76,7 +76,7 @@ def direct_read_s(path: Path, size: int) -> float:
 
 
 class CappedStore(LocalStore):
-    """A local store whose every stream is held to a rate, as a data node's is."""
+    """A local store with a limited rate of every stream, as a data node has."""
 
     rate = 100e6
 
@@ -105,7 +105,7 @@ class CappedStore(LocalStore):
 
 
 class CappedWriter(ObjectWriter):
-    """A stream held to the rate of its store."""
+    """A stream with the rate of its store."""
 
     def __init__(self, writer: ObjectWriter, pause: Callable[[int, float], None]) -> None:
         self._writer, self._pause = writer, pause
@@ -175,7 +175,7 @@ def small_reads_s(path: Path, count: int = 3000) -> float:
 
 
 def side_by_side_s(path: Path, size: int, readers: int = 4) -> float:
-    """Read a file with several readers at a time, each all of it; return seconds."""
+    """Read a file with several readers at the same time, each the whole file; return seconds."""
     begin = time.perf_counter()
     with ThreadPoolExecutor(readers) as pool:
         list(pool.map(lambda _: direct_read_s(path, size), range(readers)))
@@ -193,7 +193,7 @@ def reopened_read_s(path: Path) -> float:
 
 
 def cached(base: Path, size: int) -> dict[str, float]:
-    """All mounts stand side by side and are timed in turns: ratios of the same second."""
+    """All mounts run at the same time and are timed alternately: ratios of the same second."""
     store = base / "store"
     store.mkdir()
     (base / "plain").write_bytes(os.urandom(size))
@@ -214,7 +214,7 @@ def cached(base: Path, size: int) -> dict[str, float]:
             (base / name).mkdir()
             paths[name] = mounts.enter_context(mount(str(store), base / name, chosen)) / "f"
         shutil.copyfile(base / "plain", paths["device"])
-        for _ in range(3):  # into memory, onto the disk, compared with its checksums
+        for _ in range(3):  # into memory, onto the disk, and compared with its checksums
             for path in paths.values():
                 reopened_read_s(path)
             time.sleep(2)
@@ -238,7 +238,7 @@ def cached(base: Path, size: int) -> dict[str, float]:
 
 
 def writers(base: Path) -> dict[str, float]:
-    """Peak memory of a mount while 64 files are written side by side, against its stated cap."""
+    """Peak memory of a mount while 64 files are written at the same time, against its stated limit."""
     store, root = base / "many", base / "many-mnt"
     store.mkdir()
     root.mkdir()
@@ -264,7 +264,7 @@ def writers(base: Path) -> dict[str, float]:
 
 
 def memory_of(process: int, what: str) -> int:
-    """Return bytes of a process as the kernel counts them: ``VmRSS`` now, ``VmHWM`` at most so far."""
+    """Return the memory of a process as the kernel counts it: ``VmRSS`` now, ``VmHWM`` at most so far."""
     status = Path(f"/proc/{process}/status").read_text()
     return int(status.split(f"{what}:")[1].split()[0]) << 10
 
@@ -301,7 +301,7 @@ def metadata(base: Path) -> dict[str, float]:
             begin = time.perf_counter()
             names = os.listdir(root)
             found[f"{bridge}: listing 10,000 entries s"] = time.perf_counter() - begin
-            time.sleep(1.2)  # past the time attributes are believed
+            time.sleep(1.2)  # after the kernel's time attributes have expired
             begin = time.perf_counter()
             for name in names[:3000]:
                 os.stat(root / name)
@@ -311,7 +311,7 @@ def metadata(base: Path) -> dict[str, float]:
 
 
 def overhead(url: str, size: int) -> dict[str, float]:
-    """Cold striped reads against the same objects through the store's client, in turns.
+    """Compare cold striped reads with reads of the same objects through the store's client, alternately.
 
     Both keep the bytes that they read, ours in its cache, as code that loads a file does. A third of the time goes
     into fresh memory, which a client that discards all bytes allocates only once.

@@ -1,4 +1,4 @@
-"""The mount against the mounts people use: rclone and s3fs, on the same S3 server and the same HDFS.
+"""The mount compared with the usual mounts: rclone and s3fs, on the same S3 server and the same HDFS.
 
 python -m benchmarks.fusefs.peers --help
 """
@@ -56,7 +56,7 @@ for offset in offsets:
 
 
 def drop_caches() -> None:
-    """Empty the kernel's page cache, where that is allowed."""
+    """Empty the kernel's page cache, if that is allowed."""
     os.sync()
     with suppress(OSError):
         Path("/proc/sys/vm/drop_caches").write_text("3", encoding="ascii")
@@ -66,7 +66,7 @@ def scattered(size_bytes: int, readers: int, seed: int) -> list[list[int]]:
     """Deal the blocks of a file to readers in a random order, each block once.
 
     Returns:
-        Offsets for each reader; as many for each, within one.
+        Offsets for each reader; the counts differ by at most one.
     """
     offsets = list(range(0, size_bytes, _BLOCK))
     random.Random(seed).shuffle(offsets)
@@ -100,7 +100,7 @@ def read_s(path: Path, block: int, offsets: Sequence[Sequence[int]]) -> float:
 
 
 def write_s(path: Path, data: bytes) -> float:
-    """Write front to back by 1 MiB; return seconds until close has said that the store holds it."""
+    """Write front to back by 1 MiB; return seconds until close has reported that the store has it."""
     begin = time.perf_counter()
     with path.open("wb", buffering=0) as file:
         for at in range(0, len(data), MiB):
@@ -144,7 +144,7 @@ Costs = dict[tuple[str, str], list[Cost | None]]
 
 
 def rounds_of(contenders: Sequence[Contender], root: Path, data: bytes, rounds: int) -> Costs:
-    """Run every contender once a round, so that a busy moment meets all of them."""
+    """Run every contender once in each round, so that a busy moment affects all of them."""
     found: Costs = {}
     for seed in range(rounds):
         for task in TASKS:
@@ -157,7 +157,7 @@ def rounds_of(contenders: Sequence[Contender], root: Path, data: bytes, rounds: 
                         cost = costs_of(contender, task, root, data, seed)
                         click.echo(f"round {seed}: {contender.name}, {task}: {cost}", err=True)
                     except OSError as error:
-                        # rclone's close fails where a data node is slow to report its block.
+                        # rclone's close fails if a data node is slow to report its block.
                         click.echo(f"round {seed}: {contender.name}, {task}: {error}", err=True)
                     found.setdefault((contender.name, task), []).append(cost)
     return found
@@ -166,7 +166,7 @@ def rounds_of(contenders: Sequence[Contender], root: Path, data: bytes, rounds: 
 def table_of(
     store: str, costs: Mapping[tuple[str, str], Sequence[Cost | None]], size: int
 ) -> Table:
-    """Return rates by contender, how often ours is faster, and the mount's processor seconds.
+    """Return rates by contender, the ratio of ours, and the mount's processor seconds.
 
     All figures are medians of the rounds that did not fail; the number of failures stands next to them.
     """
@@ -242,7 +242,7 @@ def on_hdfs(base: Path, data: bytes, rounds: int, client: str | None) -> Costs:
 
 
 def compared(contenders: list[Contender], base: Path, data: bytes, rounds: int) -> Costs:
-    """Lay out the files, ours striped and a plain one by rclone, and run the rounds."""
+    """Write the files, ours striped and a plain one by rclone, and run the rounds."""
     root = base / "mnt"
     root.mkdir(exist_ok=True)
     for name, file in ((OURS, "striped"), ("rclone", "plain")):

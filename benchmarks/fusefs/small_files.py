@@ -41,7 +41,7 @@ _FORMS = ("{:,.0f}", "{:.2f}", "{:.2f}", "{:.2f}", "{:.2f}")
 
 
 def archive(path: Path, num_files: int) -> None:
-    """Write an archive of small files of 100 to 8,100 bytes, with modes and times of their own."""
+    """Write an archive of small files of 100 to 8,100 bytes, each with its own mode and time."""
     rng = random.Random(1)
     with tarfile.open(path, "w") as made:
         for number in range(num_files):
@@ -57,7 +57,7 @@ def archive(path: Path, num_files: int) -> None:
 
 
 def repository(path: Path, num_files: int) -> None:
-    """Commit as many small files of text."""
+    """Commit ``num_files`` small text files."""
     path.mkdir()
     for number in range(num_files):
         file = path / f"d{number % _FOLDERS}/f{number}.txt"
@@ -69,7 +69,7 @@ def repository(path: Path, num_files: int) -> None:
 
 
 def creations(folder: Path, num_files: int) -> float:
-    """Create, write and close files one after the other; return how many a second."""
+    """Create, write and close files one after the other; return how many per second."""
     folder.mkdir()
     begin = time.perf_counter()
     for number in range(num_files):
@@ -87,7 +87,7 @@ def seconds(*command: str | Path) -> float:
 
 
 def daemon_ms() -> float:
-    """Return the processor time of this process's one child so far; NaN where there is none."""
+    """Return the processor time of this process's only child so far; NaN if there is none."""
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
     if not children:
         return math.nan
@@ -98,7 +98,7 @@ def daemon_ms() -> float:
 def measured(
     root: Path, base: Path, turn: int, num_files: int, *, clones: bool
 ) -> tuple[float, ...]:
-    """Measure the tasks below a directory, in the order of ``_TASKS``; NaN for what there is not.
+    """Measure the tasks below a directory, in the order of ``_TASKS``; NaN for tasks that are not possible.
 
     The files stay until the end. After a removal, ext4 passes over the numbers of the removed files one by one for
     minutes, so a later turn would measure that.
@@ -139,7 +139,7 @@ def _place(base: Path, what: str, settings: dict[str, str]) -> Iterator[Path]:
 
 @contextmanager
 def _empty(root: Path, bridge: str) -> Iterator[None]:
-    """Mount what only answers, and wait for it by the first answer."""
+    """Mount the file system that only answers, and wait for its first answer."""
     words = ["-m", "benchmarks.fusefs.empty", "--bridge", bridge, root]
     serving = subprocess.Popen([sys.executable, *words])
     until = time.monotonic() + _MOUNTED_WITHIN_S

@@ -1,4 +1,4 @@
-"""Files that two mounts replace while processes on both read them: is every open one version, whole?
+"""Files that two mounts replace while processes on both read them: does every open show one whole version?
 
     python -m benchmarks.fusefs.versions --help
 
@@ -42,7 +42,7 @@ one on a third mount that writes into one of them; a writer rests {rest_ms} ms a
 @click.option("--rest-ms", default=2.0, show_default=True, help="What a writer rests each round.")
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(reads: int, readers: int, bridges: tuple[str, ...], rest_ms: float, report: bool) -> None:
-    """Race readers with writers over two mounts; exit with 1 where an open was wrong.
+    """Race readers with writers over two mounts; exit with 1 if an open was wrong.
 
     \b
     Example:

@@ -1,7 +1,7 @@
 """Loaders with which such a mix is usually read today, written with due care: rows from torch loaders.
 
-Every stream gives the tokens of one batch of rows at a time. Rows are made by concatenation,
-sources drawn by weighted random choice, document by document.
+Every stream yields the tokens of one batch of rows at a time. Rows are concatenated documents, and the source of each
+document is a weighted random choice.
 """
 
 import itertools
@@ -39,7 +39,7 @@ class Rows:
     rows: int
     """Rows of a batch."""
     step_rows: int = 0
-    """Rows of a step of the data plane, in microbatches of ``rows``; as many as a batch has where it is 0."""
+    """Rows of a step of the data plane, in microbatches of ``rows``; 0 means the rows of a batch."""
 
     def files(self, name: str) -> list[Path]:
         """Return the shards of one source."""
@@ -47,14 +47,14 @@ class Rows:
 
 
 def lists_of(files: Sequence[Path], batch_rows: int) -> Iterator[list[int]]:
-    """Yield documents as lists of ids, for ever: the tutorials' way."""
+    """Yield documents as lists of ids, for ever, in the way of tutorials."""
     for file in itertools.cycle(files):
         for batch in pq.ParquetFile(file).iter_batches(batch_rows, columns=["tokens"]):
             yield from batch.column(0).to_pylist()
 
 
 def arrays_of(files: Sequence[Path], batch_rows: int) -> Iterator[Tokens]:
-    """Yield documents as views of the column, for ever: nothing is copied."""
+    """Yield documents as views of the column, for ever, without copies."""
     for file in itertools.cycle(files):
         for batch in pq.ParquetFile(file).iter_batches(batch_rows, columns=["tokens"]):
             yield from slices_of(batch.column(0))
@@ -124,7 +124,7 @@ def dataloader(work: Rows, style: Literal["lists", "arrays"], num_workers: int) 
 def dataloader_rows(
     work: Rows, style: Literal["lists", "arrays"], num_workers: int
 ) -> Iterator[torch.Tensor]:
-    """Yield what ``torch.utils.data.DataLoader`` gives: the rows of a step, ``[R, T]``."""
+    """Yield the output of ``torch.utils.data.DataLoader``: the rows of a step, ``[R, T]``."""
     yield from DataLoader(MixedRows(work, style), batch_size=work.rows, num_workers=num_workers)
 
 
@@ -158,7 +158,7 @@ def torchdata_nodes(work: Rows) -> Iterator[int]:
 
 
 def torchdata_nodes_rows(work: Rows) -> Iterator[torch.Tensor]:
-    """Yield the rows of a step, ``[R, T]``: a decoding thread for every source, and one that packs ahead."""
+    """Yield the rows of a step, ``[R, T]``: a decoding thread for every source, and one thread that packs ahead."""
 
     def decode(address: tuple[Path, int]) -> list[Tokens]:
         file, group = address

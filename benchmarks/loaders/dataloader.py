@@ -41,7 +41,7 @@ _RESUMED = 10_000
 
 
 def rows_of(case: tuple[str, int, bool], turns: dict[str, list[Turn]]) -> Iterator[tuple[str, ...]]:
-    """Yield one row per contender: medians, and ours as a multiple of theirs, turn by turn."""
+    """Yield one row for each contender: medians, and the ratio of ours to theirs, turn by turn."""
     work, workers, read = case
     for name, own in turns.items():
         pairs = zip(turns["ours"], own, strict=True)
@@ -58,7 +58,7 @@ def rows_of(case: tuple[str, int, bool], turns: dict[str, list[Turn]]) -> Iterat
 
 
 def throughput(rounds: int, share: float) -> Table:
-    """Give every loader its turn in every round; the order turns round with the rounds."""
+    """Give every loader its turn in every round; the order rotates."""
     rows: list[tuple[str, ...]] = []
     for case in CASES:
         work, workers, read = case
@@ -92,7 +92,7 @@ def resumes(rounds: int) -> Table:
     corpus = MixedSources(sources=2, shards=1, documents=4_000)
     with tempfile.TemporaryDirectory() as name, chdir(name):
         folder = Path(name, "corpus")
-        build_sources(folder, corpus)  # makes its folder anew
+        build_sources(folder, corpus)  # this makes its folder again
         os.chdir(folder)
         rows.append(_resume("mix of 2 sources", lambda: _mix_loader(corpus), rounds))
     columns = ("dataset", "median s", "slowest s", "same batch")
@@ -147,7 +147,7 @@ def _digest(batch: object) -> list[int]:
 )
 @click.option("--report/--no-report", default=True, help="Write the dated report.")
 def main(rounds: int, share: float, samples: int, parts: str, report: bool) -> None:
-    """Measure loaders of plain datasets against torch's and torchdata's."""
+    """Measure loaders of plain datasets compared with torch's and torchdata's."""
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     warnings.filterwarnings("ignore", message="'set_vital'")
     tables = []

@@ -40,7 +40,7 @@ class MixedSources:
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """Share of each source in the mix: the last weighs as much as all others would want to."""
+        """Share of each source in the mix: source ``i`` has ``i + 1`` parts."""
         whole = self.sources * (self.sources + 1) / 2
         return tuple((i + 1) / whole for i in range(self.sources))
 
@@ -51,7 +51,7 @@ def lengths_of(rng: np.random.Generator, count: int) -> np.ndarray[Any, np.dtype
 
 
 def build_sources(folder: Path, corpus: MixedSources) -> None:
-    """Write the corpus to ``folder``, unless it is there already."""
+    """Write the corpus to ``folder``, unless it exists already."""
     marker = folder / "corpus.json"
     wanted = json.dumps(asdict(corpus))
     if marker.is_file() and marker.read_text(encoding="utf-8") == wanted:
@@ -62,7 +62,7 @@ def build_sources(folder: Path, corpus: MixedSources) -> None:
         for shard in range(corpus.shards):
             rng = np.random.default_rng((corpus.seed, number, shard))
             offsets = np.concatenate(([0], np.cumsum(lengths_of(rng, corpus.documents))))
-            # Logarithms spread evenly: the n-th token comes about 1/n as often as the first.
+            # The logarithms are uniform, so the n-th token is about 1/n as frequent as the first.
             tokens = (_VOCABULARY ** rng.random(int(offsets[-1]), np.float32)).astype(np.int32)
             bounds = pa.array(offsets.astype(np.int32))
             table = {"tokens": pa.ListArray.from_arrays(bounds, pa.array(tokens))}

@@ -29,9 +29,9 @@ __all__ = ["main", "memory_table", "rates_table"]
 _MIB, _GIB = 1 << 20, 1 << 30
 _RANKS = 4
 _SPEEDS = ((16, 2), (16, 16), (128, 2))
-"""Sources, and rows of a rank and step, whose rates are measured."""
+"""Sources, and rows of a rank and step, of the measured rates."""
 _SPEED_GROUP, _MEMORY_GROUP = 4 * _MIB // 3, 8 * _MIB
-"""Bytes of token ids in a row group: as many documents as a reader takes at a time, and large ones."""
+"""Bytes of token ids in a row group: the documents that a reader takes at a time, and large groups."""
 _SOURCES = (8, 128)
 _FLAT_RANKS, _LOOKS = (4, 16, 32), 12
 _KINDS = {
@@ -40,10 +40,10 @@ _KINDS = {
     "ray::PlannerActor": "planner",
 }
 _MANY_SOURCES, _MANY_RANKS = 306, 8
-"""The paper's sources; memory of the others is extrapolated to them, since no machine here would hold it."""
+"""The paper's sources. The memory of other loaders is extrapolated to them, because no machine here would hold it."""
 
 Rate = tuple[float, float]
-"""Tokens a second, and tokens a CPU second of all processes."""
+"""Tokens per second, and tokens per CPU second of all processes."""
 
 
 def rate_of(name: str, job: Job, seconds: float) -> Rate:
@@ -56,7 +56,7 @@ def rate_of(name: str, job: Job, seconds: float) -> Rate:
 
 
 def rates_table(found: Sequence[tuple[Job, dict[str, list[Rate]]]]) -> Table:
-    """Return million tokens a second, and a CPU second, of every job and loader."""
+    """Return million tokens per second, and per CPU second, of every job and loader."""
     rows = []
     for job, rates in found:
         ours = median(rate for rate, _ in rates[OURS])
@@ -82,8 +82,8 @@ def memory_table(ours: dict[tuple[int, int], Pss], others: dict[int, Pss]) -> Ta
     """Return the memory of all processes of jobs: ours by sources and ranks, others by sources.
 
     Args:
-        ours: By sources and ranks.
-        others: By sources, at four ranks of two workers.
+        ours: Memory by sources and ranks.
+        others: Memory by sources, at four ranks of two workers.
     """
     few, many = sorted(others)
     a_source = (others[many].total - others[few].total) / (many - few) / _RANKS
@@ -185,7 +185,7 @@ def _measured_memory(folder: Path) -> Table:
 
 
 def _most(job: RunningJob) -> Pss:
-    """Return the most that a job takes in a while: source loaders fill their memory with decoded blocks first."""
+    """Return the most memory of a job in a while: source loaders fill their memory with decoded blocks first."""
     found = []
     for _ in range(_LOOKS):
         found.append(job.pss())
@@ -237,7 +237,7 @@ def main(
     seconds: float,
     **how: Any,  # noqa: ANN401 -- what is left of the options
 ) -> None:
-    """Compare what four ranks and more get and take, on the data plane and with loaders of their own.
+    """Compare rates and memory of four ranks and more, on the data plane and with loaders of their own.
 
     \b
     Example:

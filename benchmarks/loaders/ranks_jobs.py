@@ -1,4 +1,4 @@
-"""Jobs of several ranks that are measured: ranks on the data plane, and ranks with a loader of torch each.
+"""Jobs of several ranks that are measured: ranks on the data plane, and ranks with a torch loader each.
 
 A job is a tree of processes, including those that Ray starts. The imports of a process count as memory, so each
 process imports only the modules that its part needs.
@@ -29,15 +29,15 @@ _ROW_TOKENS = 4_096
 _PR_SET_CHILD_SUBREAPER = 36
 _REAPER_S = 15.0
 _WARM_UP_S = 600.0
-"""Longest that a job may take until every source was read."""
+"""Longest time of a job until every source was read."""
 _RANKS = ("bench-rank", "pt_data_worker")
-"""Names of the processes of ranks; workers of torch's loader change theirs."""
+"""Names of the processes of ranks; workers of torch's loader change their names."""
 _DISTINCT = 4
 """Files with distinct tokens; all sources link to them, because the content does not change the cost of reading."""
 
 
 class EvenSources(MixedSources):
-    """Sources of equal weight: each is soon read from."""
+    """Sources of equal weight, so each one is soon read."""
 
     @property
     @override
@@ -66,7 +66,7 @@ class Job:
 
     @property
     def documents(self) -> int:
-        """Documents that a reader draws until it has most likely read from every source."""
+        """Documents after which a reader has most likely read from every source."""
         return int(self.sources * (np.log(self.sources) + 4))
 
 
@@ -123,9 +123,9 @@ class _Told:
     """Reports of the progress of ranks."""
 
     warm: Connection
-    """Gets the number of each rank that has most likely read from every source."""
+    """Receives the number of each rank that has most likely read from every source."""
     tokens: Any
-    """Tokens that each rank was handed so far; shared memory."""
+    """Tokens that each rank has received so far; shared memory."""
 
 
 def _plane(job: Job, told: _Told) -> None:
@@ -162,7 +162,7 @@ def _plane_rank(address: str, rank: int, job: Job, steps: int, told: _Told) -> N
         for number, batch in enumerate(client):
             for rows in batch.microbatches:
                 assert isinstance(rows, Microbatch), "no cp peers share them"
-                _ = rows.labels_RT, rows.positions_RT  # made when they are read, as a trainer does
+                _ = rows.labels_RT, rows.positions_RT  # made on the first access, as in a trainer
             its = sum(batch.tokens_by_source.values()) // job.ranks  # without padding
             told.tokens[rank] += its
             if number == steps:
@@ -204,7 +204,7 @@ def _run(ranks: Sequence[Callable[[], None]]) -> None:
 
 
 def _say_rank() -> None:
-    # Workers of a loader are forked, and bear the same name.
+    # Workers of a loader are forked, so they have the same name.
     Path("/proc/self/comm").write_text("bench-rank")
 
 
@@ -223,11 +223,11 @@ class RunningJob:
 
     root: psutil.Process
     tokens_by_rank: Any
-    """Shared memory."""
+    """Tokens that each rank has received so far; shared memory."""
 
     @property
     def tokens(self) -> int:
-        """Tokens that all ranks were handed so far."""
+        """Tokens that all ranks have received so far."""
         return sum(self.tokens_by_rank)
 
     def cpu_s(self) -> float:
@@ -252,13 +252,13 @@ class RunningJob:
         return Pss(ranks=ranks, others=by_name.total() - ranks, by_name=by_name)
 
     def processes(self) -> list[psutil.Process]:
-        """Return the processes that there are."""
+        """Return the present processes."""
         return [self.root, *self.root.children(recursive=True)]
 
 
 @contextmanager
 def running(name: str, job: Job) -> Iterator[RunningJob]:
-    """Run a job; give it once every rank has read from every source."""
+    """Run a job; yield it once every rank has read from every source."""
     _adopt()
     spawn = multiprocessing.get_context("spawn")
     received, warm = spawn.Pipe(duplex=False)
@@ -288,7 +288,7 @@ def _adopt() -> None:
 
 
 def _end(job: RunningJob) -> None:
-    """Kill the ranks and who opened the plane; its reaper has time to end the others and to remove its folders."""
+    """Kill the ranks and the process that opened the plane, and give its reaper time to remove the others."""
     processes = job.processes()
     for process in processes:
         if process == job.root or _name_of(process).startswith(_RANKS):

@@ -1,6 +1,7 @@
 """Memory of several ranks' loaders over one dataset of many small objects: every process counted, shared pages once.
 
-python -m benchmarks.loaders.ranks_memory CONTENDER RANK RANKS SAMPLES: one rank, which waits when it has read its part.
+python -m benchmarks.loaders.ranks_memory CONTENDER RANK RANKS SAMPLES: one rank, which waits after it has read its
+part.
 """
 
 import itertools
@@ -41,7 +42,7 @@ def _loader(contender: str, rank: int, ranks: int, samples: int) -> Iterable[Any
 
 
 def pss_of_session(session: int) -> tuple[int, int]:
-    """Return the proportional set size in bytes of all processes of a session, and how many there are."""
+    """Return the proportional set size in bytes of all processes of a session, and their number."""
     sizes = [size for pid, size in _sizes() if os.getsid(pid) == session]
     return sum(sizes), len(sizes)
 
@@ -62,14 +63,14 @@ def _sizes() -> Iterator[tuple[int, int]]:
 
 
 def memory_of(contender: str, ranks: int, samples: int) -> tuple[int, int]:
-    """Return PSS and processes of ``ranks`` ranks that have read one epoch and still hold their loaders."""
+    """Return PSS and processes of ``ranks`` ranks that have read one epoch and still have their loaders."""
     environment = os.environ | {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(os.getpid()),
         "LOCAL_WORLD_SIZE": str(ranks),
         "OMP_NUM_THREADS": "1",
     }
-    # A session of its own, which the server keeps: by it all processes are found.
+    # In a session of its own, which the server keeps, so all processes are found by it.
     script = "import sys; from benchmarks.loaders.ranks_memory import lead; lead(sys.argv[1:])"
     command = [sys.executable, "-W", "ignore", "-c", script, contender, str(ranks), str(samples)]
     with subprocess.Popen(
@@ -87,7 +88,7 @@ def memory_of(contender: str, ranks: int, samples: int) -> tuple[int, int]:
 
 
 def lead(arguments: list[str]) -> None:
-    """Start the ranks, say when all have read their epoch, and end them when the input ends. Holds no dataset."""
+    """Start the ranks, report when all have read their epoch, and end them when the input ends. Has no dataset."""
     contender, ranks, samples = arguments
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.loaders.ranks_memory", contender]
     processes = [
@@ -106,7 +107,7 @@ def lead(arguments: list[str]) -> None:
 
 
 def memory_rows(ranks: int, samples: int) -> Iterator[tuple[str, ...]]:
-    """Yield a row per contender, torch first."""
+    """Yield a row for each contender, torch first."""
     theirs = 0
     for contender in MEMORY_CONTENDERS:
         size_bytes, processes = memory_of(contender, ranks, samples)
@@ -120,7 +121,7 @@ def memory_rows(ranks: int, samples: int) -> Iterator[tuple[str, ...]]:
 
 
 def main() -> None:
-    """Be one rank."""
+    """Run one rank."""
     contender, *numbers = sys.argv[1:]
     loader: Any = _loader(contender, *map(int, numbers))
     batches = iter(loader)

@@ -52,7 +52,7 @@ class _Corpus:
 
 
 def _text(folder: Path) -> _Corpus:
-    """Build text that is tokenised as it is read, nine tenths of it from one source."""
+    """Build text that is tokenised while it is read, nine tenths of it from one source."""
     corpus = build_sample_corpus(folder, size=24 << 20)
     text = {"type": "parquet", "path": "modules/*.parquet", "text": "text"}
 
@@ -76,7 +76,7 @@ def _text(folder: Path) -> _Corpus:
 
 
 def _tokens(folder: Path) -> _Corpus:
-    """Build 16 sources of token ids, of weights unlike sizes."""
+    """Build 16 sources of token ids, with weights that differ from their sizes."""
     corpus = MixedSources()
     build_sources(folder, corpus)
 
@@ -136,7 +136,9 @@ def _paces(mix: MixConfig, steps: int, step_times: Sequence[tuple[float, int]]) 
 
 
 def _of_runs(paces: Sequence[Pace], runs: Sequence[Sequence[Found]]) -> list[Pace]:
-    """Return the paces of a simulation: where ranks wait, as many steps as all turns have, as p99 goes by how many.
+    """Return the paces of a simulation.
+
+    If ranks wait, it has the steps of all turns, because p99 depends on their number.
 
     Training takes the time of a run's steps without their waits: ranks sleep there and meet, which takes several
     milliseconds on busy cores.
@@ -150,11 +152,11 @@ def _of_runs(paces: Sequence[Pace], runs: Sequence[Sequence[Found]]) -> list[Pac
 
 
 _LEAST_FULL = 3
-"""Turns at full speed; in the first of them pages of the object store are touched that later ones find."""
+"""Turns at full speed; the first one touches pages of the object store that later ones reuse."""
 
 
 def _run(spec: PlaneSpec, paces: Sequence[Pace]) -> list[Found]:
-    """Run a job at each pace; at full speed, the first, before and after each other too: the middle one counts."""
+    """Run a job at each pace; the first, full speed, also runs between the others, and its median counts."""
     full, *timed = paces
     driven = [full, *(each for pace in timed for each in (pace, full))]
     driven += [full] * (_LEAST_FULL - driven.count(full))
@@ -249,7 +251,8 @@ def _compared(
         for cell, job in jobs.items():
             runs[cell].append(_run(job.spec, paces[cell]))
             click.echo(f"{cell} run {runs[cell][-1]}")
-        # A virtual machine wakes in 0.03 ms for some minutes and in 0.1 for others: no moment is all of its turns.
+        # A virtual machine wakes in 0.03 ms for some minutes and in 0.1 ms for others, so no single moment represents
+        # all turns.
         profiles.append(_profiles(jobs))
     found = {}
     for cell, job in jobs.items():

@@ -1,6 +1,6 @@
-"""Jobs that simulations are held against: one process with ranks as threads, or a plane on Ray with ranks as processes.
+"""Jobs for comparison with simulations: one process with ranks as threads, or a plane on Ray with ranks as processes.
 
-A job is driven at several paces, one after the other: as fast as it goes, and with a time that training takes.
+A job runs at several paces, one after the other: at full speed, and with a training time.
 """
 
 import multiprocessing
@@ -53,7 +53,7 @@ class Found:
     """Processor time of a step, by role."""
     waits: Waits
     cores: float
-    """Cores that it had, or could have had."""
+    """Cores that it used, or could have used."""
     idle: float
     """Part of the wanted core time that was not granted although a core was idle."""
     waits_s: Sequence[float] = ()
@@ -84,16 +84,16 @@ def run(spec: PlaneSpec, paces: Sequence[Pace]) -> list[Found]:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """Steps of a rank that count, at one pace."""
+    """Counted steps of a rank, at one pace."""
 
     waits_s: Sequence[float]
     aside_s: float
-    """Processor time in which it met the others and was woken again, which is the benchmark's and no data plane's."""
+    """Processor time for meetings of the ranks and their wake-ups, which belongs to the benchmark alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Clocks as a pace begins or ends."""
+    """Clocks at the start or the end of a pace."""
 
     at_s: float
     ours_s: Mapping[int, float]
@@ -103,7 +103,7 @@ class _Seen:
 
     @classmethod
     def now(cls, processes: Sequence[psutil.Process]) -> "_Seen":
-        """Look at the clocks of the processes of the job."""
+        """Read the clocks of the processes of the job."""
         ours_s = {process.pid: spent_by(process) for process in processes}
         whole = psutil.cpu_times()
         whole_s = whole.user + whole.nice + whole.system + whole.irq + whole.softirq
@@ -133,7 +133,7 @@ def _found(
         tokens_per_s=pace.steps * spec.mix.batch.tokens / seconds,
         by_role_s={role: spent_s / pace.steps for role, spent_s in its.items()},
         waits=Waits.of(of_steps_s),
-        # The kernel's two clocks differ by a hundredth: a job that has all of a machine has no more than that.
+        # The kernel's two clocks differ by a hundredth, and a job cannot have more than the whole machine.
         cores=min(cores, max(0.1, cores - others)),
         idle=idle,
         waits_s=of_steps_s,
@@ -149,8 +149,8 @@ def _rank(
 ) -> list[_Taken]:
     """Take the steps of every pace; return the measured ones.
 
-    Clocks are looked at behind the first two of the three meetings of a pace: a rank that ended before the last look
-    would have had less than nothing.
+    Clocks are read after the first two of the three meetings of a pace. If a rank ended before the last reading, its
+    time would be negative.
     """
 
     def take(pace: Pace) -> tuple[float, float]:
@@ -183,11 +183,11 @@ def _all_found(
     taken: Callable[[], Sequence[list[_Taken]]],
     roles: Mapping[int, str],
 ) -> list[Found]:
-    """Look at the clocks as paces begin and end.
+    """Read the clocks at the start and the end of paces.
 
     Args:
         spec: The job.
-        paces: How it is driven.
+        paces: The paces of the job.
         meet: Waits for all ranks.
         taken: Returns the steps of each rank by pace, once all are done.
         roles: Role of each process that has one; ``node`` are the others.
@@ -228,7 +228,7 @@ def _in_threads(spec: PlaneSpec, paces: Sequence[Pace]) -> list[Found]:
 
 
 def _in_processes(spec: PlaneSpec, paces: Sequence[Pace]) -> list[Found]:
-    """Have a process of its own open the plane: whatever it starts is below it."""
+    """Open the plane in a separate process, so that all processes of the plane are below it."""
     spawn = multiprocessing.get_context("spawn")
     received, told = spawn.Pipe(duplex=False)
     lead = spawn.Process(target=_lead, args=(spec, paces, told))

@@ -53,7 +53,7 @@ class Compared:
     runs: Sequence[Sequence[Found]]
     """Results of each turn, at each pace."""
     simulated: Sequence[Sequence[Found]]
-    """The same of each profile and seed."""
+    """Results of each profile and seed, at each pace."""
 
     def at(self, pace: int) -> tuple[list[Found], list[Found]]:
         """Return runs and simulations of a pace."""
@@ -64,7 +64,7 @@ Pairs = Mapping[Cell, Compared]
 
 
 def rates_table(pairs: Pairs) -> Table:
-    """Return tokens a second and processor time at full speed."""
+    """Return tokens per second and processor time at full speed."""
     rows: list[Row] = []
     for cell, compared in pairs.items():
         runs, simulated = compared.at(0)
@@ -120,7 +120,7 @@ def roles_table(pairs: Pairs, paces: Sequence[Pace]) -> Table:
 
 
 def waits_table(pairs: Pairs, paces: Sequence[Pace]) -> Table:
-    """Return waits with a time that training takes: the mean, the middle and the hundredth of all turns together."""
+    """Return waits with a training time: mean, median and 99th percentile of all turns together."""
     rows: list[Row] = []
     for cell, compared in pairs.items():
         for number, pace in enumerate(paces[1:], 1):

@@ -59,7 +59,7 @@ class Work:
     """Whether files lie in stores, those of the slow source in a slow store; otherwise on this machine."""
 
     def url_of(self, name: str) -> str:
-        """Return where the files of a source lie."""
+        """Return the URL of the files of a source."""
         store = ("far://" if name == _SLOW else "near://") if self.in_stores else ""
         return f"{store}{self.folder}/{name}"
 
@@ -122,7 +122,7 @@ class _FarStore(_Store):
 
 
 def _register(folder: Path) -> None:
-    """Make both stores and ``slowly`` known in this process."""
+    """Register both stores and ``slowly`` in this process."""
     fsspec.register_implementation("near", _Store, clobber=True)
     fsspec.register_implementation("far", _FarStore, clobber=True)
     about = folder / "lab-1.0.dist-info"
@@ -141,7 +141,7 @@ class _MixedRows(IterableDataset[torch.Tensor]):
 
     @override
     def __iter__(self) -> Iterator[torch.Tensor]:
-        _register(self._work.folder)  # a worker is spawned, as its process was
+        _register(self._work.folder)  # a worker is spawned, as its parent was
         info, corpus = get_worker_info(), self._work.corpus
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         chosen = random.Random(worker)
@@ -213,7 +213,7 @@ CONTENDERS: Mapping[str, Callable[[Work, int], Iterator[object]]] = {
 
 
 def waits_of(name: str, work: Work, workers: int, step_s: float, steps: int) -> list[float]:
-    """Return how long each step waited for its batch; called in a process of its own."""
+    """Return the wait of each step for its batch; called in a process of its own."""
     _register(work.folder)
     waits_s = []
     with closing(CONTENDERS[name](work, workers)) as batches:  # type: ignore[type-var]
@@ -221,12 +221,12 @@ def waits_of(name: str, work: Work, workers: int, step_s: float, steps: int) -> 
             began_s = time.perf_counter()
             next(batches)
             waits_s.append(time.perf_counter() - began_s)
-            time.sleep(step_s)  # an accelerator computes, and leaves the processor alone
+            time.sleep(step_s)  # an accelerator computes, and the processor is free
     return waits_s[_WARM_UP_STEPS:]
 
 
 def table_of(caption: str, step_s: float, found: Mapping[str, Sequence[Sequence[float]]]) -> Table:
-    """Return steps a second and waits of each loader, over all its turns.
+    """Return steps per second and waits of each loader, over all its turns.
 
     Args:
         caption: Kind of slowness.
@@ -264,7 +264,7 @@ loader in threads of the trainer, and reads the slow source further ahead."""
 @click.option("--workers", default=2, show_default=True, help="Workers of a DataLoader.")
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(steps: int, turns: int, step_ms: int, workers: int, report: bool) -> None:
-    """Compare loaders where one source of several is slow.
+    """Compare loaders if one source of several is slow.
 
     \b
     Example:

@@ -22,7 +22,7 @@ _STEPS = (8_192, 32_768, 131_072, 524_288)
 
 
 def table_of(found: Mapping[int, Mapping[str, list[float]]]) -> Table:
-    """Return million tokens a second by tokens of a step, and how many times the best other is beaten."""
+    """Return million tokens per second by tokens of a step, and the ratio of ours to the best other loader."""
     others = [name for name in CONTENDERS if name != OURS]
     rows = []
     for tokens, rates in found.items():
@@ -61,7 +61,7 @@ labels and positions of ours, which are made then, and touches nothing else."""
 )
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(repeats: int, seconds: float, documents: int, report: bool) -> None:
-    """Compare loaders over the step sizes that users have.
+    """Compare loaders over the usual step sizes.
 
     \b
     Example:

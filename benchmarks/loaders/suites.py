@@ -1,4 +1,4 @@
-"""PyTorch's and torchdata's own tests of their loaders, run with ours in its place.
+"""PyTorch's and torchdata's own tests of their loaders, run with our loader instead.
 
 The tests come from a checkout of any version; none of them is kept here. A test that plain torch passes and ours
 fails must be listed in docs/how-to/trainers/dataloader-deviations.md with its reason.
@@ -24,13 +24,16 @@ __all__ = ["deviations_in", "main", "needless", "outcomes_in", "unlisted"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _RAN = (0, 1)
-"""Exit codes of pytest where it ran cases: a suite that cannot be collected is no suite that passed."""
+"""Exit codes of pytest if it ran cases; a suite that cannot be collected has not passed."""
 _IN_CHILDREN = """
 import sys
 if "--multiprocessing-fork" in sys.orig_argv:
     import benchmarks.loaders.suites_plugin
 """
-"""Read by every Python that a suite starts. Cases that start a process of their own would test torch's loader there."""
+"""Code that every Python of a suite runs at its start.
+
+Without it, cases that start a process would test torch's loader there.
+"""
 _DEVIATIONS = _ROOT / "docs/how-to/trainers/dataloader-deviations.md"
 
 
@@ -51,7 +54,7 @@ def deviations_in(page: str) -> dict[str, str]:
 
 
 def unlisted(theirs: dict[str, str], ours: dict[str, str], listed: dict[str, str]) -> list[str]:
-    """Return what their loader passes and ours does not, without a reason."""
+    """Return the cases that their loader passes and ours fails, without a reason."""
     return sorted(
         name
         for name, outcome in theirs.items()

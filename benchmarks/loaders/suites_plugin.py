@@ -1,4 +1,4 @@
-"""A pytest plugin that puts our loader where a suite of tests takes torch's or torchdata's from."""
+"""A pytest plugin that puts our loader in the place of torch's or torchdata's in a suite of tests."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ VARIABLE = "OMNILOAD_LOADER_UNDER_TEST"
 
 
 class _Stateful(DataLoader[Any]):
-    """Ours, with the keyword that torchdata adds: our state is of every batch."""
+    """Our loader with the keyword that torchdata adds; our state is correct after every batch."""
 
     def __init__(self, dataset: object, *args: object, **keywords: object) -> None:
         keywords.pop("snapshot_every_n_steps", None)

@@ -33,7 +33,7 @@ NODES = "torchdata.nodes, threads, numpy views"
 
 
 def omniload(work: Rows) -> Iterator[int]:
-    """Read through the local runtime; a step is as many rows as others give at a time."""
+    """Read through the local runtime; a step has the rows that the others yield at a time."""
     mix = mix_of(
         work.corpus.names,
         work.corpus.weights,
@@ -46,7 +46,7 @@ def omniload(work: Rows) -> Iterator[int]:
         for batch in client:
             for rows in batch.microbatches:
                 assert isinstance(rows, Microbatch), "no cp peers share them"
-                _ = rows.labels_RT, rows.positions_RT  # made when they are read, as a trainer does
+                _ = rows.labels_RT, rows.positions_RT  # made on the first access, as in a trainer
             yield sum(batch.tokens_by_source.values())  # padding does not count
 
 
@@ -59,7 +59,7 @@ CONTENDERS: Mapping[str, Callable[[Rows], Iterator[int]]] = {
 
 
 def rate_of(stream: Iterator[int], *, warm_up_s: float, measure_s: float) -> float:
-    """Return the tokens a second that ``stream`` gives once it is warm."""
+    """Return the tokens per second of ``stream`` once it is warm."""
     began_s = time.perf_counter()
     next(stream)
     while time.perf_counter() - began_s < warm_up_s:
@@ -76,7 +76,7 @@ def measured_alone(name: str, work: Rows, measure_s: float) -> float:
 
 
 def rounds_of(work: Rows, repeats: int, measure_s: float) -> dict[str, list[float]]:
-    """Measure every contender ``repeats`` times, in turns, each time in a fresh process."""
+    """Measure every contender ``repeats`` times, alternately, each time in a fresh process."""
     rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     spawn = multiprocessing.get_context("spawn")
     for turn in range(repeats):
@@ -90,7 +90,7 @@ def rounds_of(work: Rows, repeats: int, measure_s: float) -> dict[str, list[floa
 
 
 def table_of(rates: Mapping[str, list[float]]) -> Table:
-    """Return the medians, and how many times each is beaten."""
+    """Return the medians, and the ratio of ours to each."""
     ours = median(rates[OURS])
     rows = tuple(
         (

@@ -43,7 +43,7 @@ class Steps:
     waits_s: Sequence[float]
     """Time from the request of a batch until its tokens and labels are there."""
     wholes_s: Sequence[float]
-    """The wait, and the computing."""
+    """Times of the wait and the computing together."""
 
 
 def _nothing(work: Rows) -> Batches:
@@ -54,7 +54,7 @@ def _nothing(work: Rows) -> Batches:
 
 def _tensors(rows: Iterator[torch.Tensor]) -> Batches:
     for tokens in rows:
-        yield tokens.numpy(), tokens.numpy()  # a model of theirs shifts by itself
+        yield tokens.numpy(), tokens.numpy()  # a model of such a loader shifts the labels itself
 
 
 def _plane(kind: str, work: Rows) -> Batches:
@@ -109,7 +109,7 @@ def _a_core_of_its_own() -> Iterator[Callable[[], None]]:
 
 
 class _Trainer:
-    """A small model whose step is repeated until it takes as long as is asked for."""
+    """A small model whose step is repeated until it takes the requested time."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -121,7 +121,7 @@ class _Trainer:
         self._optimizer = torch.optim.SGD(self._layers.parameters(), lr=1e-4)
 
     def train(self, tokens_RT: np.ndarray, labels_RT: np.ndarray, turns: int) -> None:
-        """Turn ``turns`` times over the first tokens, forth and back, and take a step."""
+        """Go ``turns`` times over the first tokens, forward and backward, and take a step."""
         tokens = torch.from_numpy(tokens_RT[0, :64].astype(np.int64))
         labels = torch.from_numpy(labels_RT[0, :64].clip(min=0).astype(np.int64))
         with torch.no_grad():
@@ -132,7 +132,7 @@ class _Trainer:
         self._optimizer.zero_grad()
 
     def turn_s(self) -> float:
-        """Return the seconds of a turn, by the best of a few tries."""
+        """Return the seconds of one pass, the best of a few tries."""
         rows = np.zeros((1, 64), np.int32)
         self.train(rows, rows, _CALIBRATION_TURNS)
         tries = []
@@ -152,17 +152,17 @@ def turns_of(steps_ms: Sequence[int]) -> list[int]:
 
 
 class _Running:
-    """A contender that stands open in a process of its own: it trains a while, and waits for its next turn."""
+    """A contender that stays open in its own process: it trains for a while, and waits for its next turn."""
 
     def __init__(self, name: str, work: Rows) -> None:
         with _a_core_of_its_own() as take_core:
             self._batches = CONTENDERS[name](work)
-            next(self._batches)  # all threads and processes of the loader are there
+            next(self._batches)  # all threads and processes of the loader have started
         take_core()
         self._trainer = _Trainer()
 
     def steps(self, turns: int, count: int) -> Steps:
-        """Train ``count`` steps behind a few that are not measured."""
+        """Train ``count`` steps after a few that are not measured."""
         waits_s, wholes_s = [], []
         for _ in range(_WARM_UP_STEPS + count):
             began_s = time.perf_counter()
@@ -197,7 +197,7 @@ def stop() -> None:
 
 
 def table_of(step_ms: int, found: Mapping[str, Sequence[Steps]]) -> Table:
-    """Return medians and 99th percentiles over all runs of each, and how much longer steps are than in the process.
+    """Return medians and 99th percentiles over all runs of each, and the increase of steps over those in the process.
 
     Args:
         step_ms: Intended computing time of a step.
@@ -268,7 +268,7 @@ makes a batch as it is asked for."""
 )
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(seconds: float, rows: int, steps_ms: tuple[int, ...], report: bool) -> None:
-    """Compare what steps take with loaders in the trainer's process and outside.
+    """Compare step times with loaders inside and outside the trainer's process.
 
     \b
     Example:
@@ -288,7 +288,7 @@ def main(seconds: float, rows: int, steps_ms: tuple[int, ...], report: bool) -> 
             stack.callback(_stopped, process)
         for size, (step_ms, each, count) in enumerate(zip(steps_ms, turns, counts, strict=True)):
             for turn in range(times := max(1, round(seconds * 1e3 / step_ms / count))):
-                # There and back: who comes first or last of a turn is not always the same.
+                # Forward and backward, so that the first and the last contender of a turn change.
                 for name, process in list(processes.items())[:: -1 if turn % 2 else 1]:
                     found[size][name].append(process.submit(steps_of, each, count).result())
                 click.echo(f"{step_ms} ms: {turn + 1} of {times} turns")

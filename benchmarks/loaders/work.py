@@ -1,4 +1,4 @@
-"""Datasets that a loader is measured with, and one turn of a loader over them."""
+"""Datasets for measurements of a loader, and one turn of a loader over them."""
 
 import resource
 import time
@@ -44,7 +44,7 @@ class Tokens(Dataset[Any]):
 
 
 class Labelled(Tokens):
-    """The same as a mapping of ids and labels, as language models take it."""
+    """The same as a mapping of ids and labels, the usual form for language models."""
 
     @override
     def __getitem__(self, index: int) -> Any:
@@ -69,7 +69,7 @@ class Images(Dataset[Any]):
 
 
 class Dicts(Dataset[Any]):
-    """Small dictionaries in a list: what copy-on-write copies for every worker that counts references."""
+    """Small dictionaries in a list: objects whose reference counts make every worker copy their pages."""
 
     def __init__(self, samples: int) -> None:
         """Make ``samples`` dictionaries of a number and a text."""
@@ -98,9 +98,9 @@ class Turn:
     """Result of one loader in one turn."""
 
     rate: float
-    """Batches a second, once the workers have started."""
+    """Batches per second, once the workers have started."""
     cpu_ms: float
-    """CPU milliseconds a batch, of this process and its workers, their start among them."""
+    """CPU milliseconds for a batch, of this process and its workers, including their start."""
 
 
 def turn_of(contender: str, work: str, *, workers: int, batches: int, read: bool) -> Turn:

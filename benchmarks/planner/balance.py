@@ -21,7 +21,7 @@ from omniload.plan.placement import Distribution, microbatch_bound_of, place
 __all__ = ["main"]
 
 REPEATS = 5
-"""Runs on one draw; the fastest counts, since whatever else the machine does only adds."""
+"""Runs on one draw. The fastest counts, because other work of the machine can only slow a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +52,11 @@ class Method:
     name: str
     deal: Callable[[NDArray[np.float64], int], NDArray[np.integer[Any]]]
     sees: str = field(default="cost_N", kw_only=True)
-    """Column of the items that it deals by."""
+    """Column of the items that decides the dealing."""
     capped: bool = field(default=False, kw_only=True)
-    """All bins take the same number of items."""
+    """Whether all bins take the same number of items."""
     quadratic: bool = field(default=False, kw_only=True)
-    """Its work grows with items times bins."""
+    """Whether its work grows with items times bins."""
 
 
 def lengths_of(
@@ -67,7 +67,7 @@ def lengths_of(
 
 
 def samples(num: int, num_bins: int, longest: int) -> Case:
-    """Whole samples of log-normal length, as a bucket of variable-length training takes them."""
+    """Return whole samples of log-normal length, as in a bucket of variable-length training."""
 
     def draw(rng: np.random.Generator) -> Items:
         lengths_N = lengths_of(rng, num, longest=longest, median=665, sigma=1.4)
@@ -81,13 +81,13 @@ def samples(num: int, num_bins: int, longest: int) -> Case:
 
 
 def rows(num: int, num_bins: int, row_length: int) -> Case:
-    """Packed rows of equal tokens, whose work differs by the documents in them."""
+    """Return packed rows of equal tokens, whose work differs by their documents."""
 
     def draw(rng: np.random.Generator) -> Items:
         lengths = lengths_of(
             rng, num * row_length // 100, longest=row_length, median=665, sigma=1.4
         )
-        # Cut the documents where rows end: every row is full.
+        # Cut the documents at the ends of rows, so every row is full.
         bounds = np.union1d(np.cumsum(lengths), np.arange(1, num + 1) * row_length)
         bounds = np.concatenate(([0], bounds[bounds <= num * row_length]))
         row_offsets = np.searchsorted(bounds[1:], np.arange(num + 1) * row_length, side="right")
@@ -106,8 +106,8 @@ def rows(num: int, num_bins: int, row_length: int) -> Case:
 def equal_count_differencing(cost_N: NDArray[np.float64], num_bins: int) -> NDArray[np.int64]:
     """Deal by differencing of groups of ``num_bins`` items: the same count in every bin.
 
-    It is what several post-training frameworks balance with, written here for comparison only.
-    The items must be a multiple of the bins.
+    Several post-training frameworks balance in this way; it is written here for comparison only. The number of items
+    must be a multiple of the number of bins.
     """
     falling = np.argsort(-cost_N, kind="stable").reshape(-1, num_bins)
     dealings = [(cost_N[row], [[item] for item in row.tolist()]) for row in falling]
@@ -129,14 +129,14 @@ def equal_count_differencing(cost_N: NDArray[np.float64], num_bins: int) -> NDAr
 
 
 def by_rank_in_turns(weight_N: NDArray[np.float64], num_bins: int) -> NDArray[np.int64]:
-    """Sort, and give the bins one item each in turns: grouping by length, where weights are lengths."""
+    """Sort, and give each bin one item in rotation: grouping by length, if weights are lengths."""
     bins_N = np.empty(len(weight_N), np.int64)
     bins_N[np.argsort(-weight_N, kind="stable")] = np.arange(len(weight_N)) % num_bins
     return bins_N
 
 
 def equal_count(cost_N: NDArray[np.float64], num_bins: int) -> int:
-    """Return the least cap that holds all items."""
+    """Return the smallest number of items per bin that suffices for all items."""
     return -(-len(cost_N) // num_bins)
 
 
@@ -218,7 +218,7 @@ SIZES = (
 
 
 def placed(size: tuple[int, int, int], draws: int) -> tuple[str, ...]:
-    """Return the row of the table for rows that are dealt to ranks and microbatches, as the planner does it."""
+    """Return the row of the table for rows that are dealt to ranks and microbatches, as by the planner."""
     ranks, microbatches, each = size
     deal = Distribution(microbatches=microbatches, max_count=each)
     case = rows(ranks * microbatches * each, ranks, 8_192)

@@ -40,14 +40,14 @@ hybrid all ranks do, those along cp and tp too."""
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Heaviest over mean, of each module."""
+    """Heaviest load over mean load, of each module."""
 
     backbone: float
     encoder: float
     backbone_waited: float
     encoder_waited: float
     encoder_least: float
-    """Least possible ``encoder_waited`` by the rows' microbatches: no image is cut."""
+    """Least possible ``encoder_waited`` with the rows' microbatches, because no image is cut."""
 
 
 def step_of(seed: int, num_rows: int) -> tuple[PieceTable, NDArray[np.int64], ImageTable]:
@@ -95,7 +95,7 @@ def loads_of(
     tree: ClientPlaceTree,
     microbatches: int,
 ) -> Loads:
-    """Return how even a strategy is."""
+    """Return the evenness of a strategy."""
     ranks = tree.world_size
     request = PlacementRequest(
         tree=tree,
@@ -111,7 +111,7 @@ def loads_of(
     rows_I = images.rows_I(row_offsets)
     encoders_I = placement.encoders_I
     if encoders_I is None:
-        # Without ranks of their own, images go to the one that fetches their row.
+        # If images have no ranks of their own, they go to the rank that fetches their row.
         encoders_I = tree.ranks_by_place()[placement.buckets_N[rows_I], 0, 0]
     cells_I = encoders_I.astype(np.int64) * microbatches + placement.microbatches_N[rows_I]
     costs_I = _ENCODER(images.patches_I)

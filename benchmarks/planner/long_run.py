@@ -46,7 +46,7 @@ def marks_of(case: Case, steps: int, every: int, folder: Path) -> Iterator[Mark]
 
 
 def slope_of(steps: Sequence[int], held_bytes: Sequence[int]) -> tuple[float, float]:
-    """Return the bytes a step by which memory grows, by least squares, and the standard error of that.
+    """Return the growth of memory in bytes per step, by least squares, and its standard error.
 
     Args:
         steps: Step of each mark; at least three.
@@ -61,7 +61,7 @@ def slope_of(steps: Sequence[int], held_bytes: Sequence[int]) -> tuple[float, fl
 
 
 def tables_of(case: Case, marks: Sequence[Mark]) -> list[Table]:
-    """Return the marks, and how memory grows from the first of them on."""
+    """Return the marks, and the growth of memory from the first of them on."""
     held = [mark.resident_bytes for mark in marks]
     slope, error = slope_of([mark.step for mark in marks], held)
     of_thousand = 1_000 / 2**20
@@ -109,7 +109,7 @@ behind a collection of cycles. The first mark stands behind the steps in which s
 def main(  # noqa: PLR0913, PLR0917 -- an option each
     steps: int, marks: int, dp: int, samples: int, microbatches: int, name: str, report: bool
 ) -> None:
-    """Look at the memory of a planner over many steps.
+    """Measure the memory of a planner over many steps.
 
     \b
     Example:

@@ -33,7 +33,7 @@ class Case:
     seed: int
 
     def rng(self, purpose: int) -> np.random.Generator:
-        """Return random numbers of their own for one purpose."""
+        """Return independent random numbers for one purpose."""
         return np.random.default_rng((self.num_sources, self.seed, purpose))
 
     def lengths(self) -> list[Lengths]:
@@ -92,7 +92,7 @@ class Shares:
         self.asked[method] += weights_S * tokens_S.sum()
 
     def worst(self) -> dict[str, float]:
-        """Return by method how far the worst source is from its share, in percentage points."""
+        """Return, by method, the distance of the worst source from its share, in percentage points."""
         return {
             m: float(np.abs(self.tokens[m] - self.asked[m]).max() / self.tokens[m].sum() * 100)
             for m in METHODS
@@ -102,7 +102,7 @@ class Shares:
 def chosen_tokens(
     rng: np.random.Generator, lengths: list[Lengths], odds_S: NDArray[np.float64], budget: int
 ) -> NDArray[np.float64]:
-    """Draw samples by weighted random choice until they hold ``budget`` tokens; return tokens by source."""
+    """Draw samples by weighted random choice until they have ``budget`` tokens; return tokens by source."""
     tokens_S = np.zeros(len(lengths))
     while tokens_S.sum() < budget:
         left = budget - tokens_S.sum()
@@ -182,7 +182,7 @@ share comes closer with every step."""
 )
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(draws: int, most: int, rows: int, steps: int, report: bool) -> None:
-    """Compare token shares with the weights that were asked for.
+    """Compare token shares with the requested weights.
 
     \b
     Example:

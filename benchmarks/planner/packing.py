@@ -37,13 +37,13 @@ class Waste:
     """Result of a way of packing for the pieces that it was given."""
 
     padding: float
-    """Part of the rows that holds no token."""
+    """Part of the rows without tokens."""
     cut: float
     """Part of the documents that fit a row and were cut nevertheless."""
 
 
 def first_fit(lengths_P: Sequence[int], num_rows: int, capacity: int) -> list[list[int]]:
-    """Fill ``num_rows`` rows at a time, each document into the first with room; a full batch starts anew."""
+    """Fill ``num_rows`` rows at a time, each document into the first row with room; a full batch starts anew."""
     batches: list[list[int]] = []
     rooms: list[int] = []
     for length in lengths_P:
@@ -58,8 +58,8 @@ def first_fit(lengths_P: Sequence[int], num_rows: int, capacity: int) -> list[li
 
 
 def next_fit(lengths_P: Sequence[int], num_rows: int, capacity: int) -> list[list[int]]:
-    """Fill one row at a time; a document that does not fit begins the next."""
-    del num_rows  # rows do not know of each other
+    """Fill one row at a time; a document that does not fit begins the next one."""
+    del num_rows  # rows are independent
     rows: list[list[int]] = []
     room = 0
     for length in lengths_P:
@@ -87,7 +87,7 @@ BASELINES: Mapping[str, tuple[Packer, bool]] = {
 
 
 def waste_of(name: str, lengths_P: Sequence[int], rows: int, capacity: int) -> Waste:
-    """Pack pieces in the order they come by one of the baselines; the last group may be short and is left out."""
+    """Pack pieces in their order by one of the baselines; the last group may be short and is left out."""
     packer, by_batch = BASELINES[name]
     groups = packer(lengths_P, rows, capacity)[: -1 if by_batch else None]
     size = len(groups) * capacity * (rows if by_batch else 1)
@@ -125,7 +125,7 @@ def packed(
 
 
 def cut_part(pieces: Sequence[PieceTable]) -> float:
-    """Return the part of the documents no longer than a row of which some piece was cut."""
+    """Return the share of cut documents among those no longer than a row."""
     table = PieceTable.concatenated(list(pieces))
     short = table.sizes_P <= _LENGTH
     keys = np.column_stack((table.sources_P, table.positions_P, table.subs_P))[short]
@@ -135,7 +135,7 @@ def cut_part(pieces: Sequence[PieceTable]) -> float:
 
 
 def lengths_of(corpus: SampleCorpus) -> dict[str, Lengths]:
-    """Return the token counts of every document of the corpus, in the order they are drawn in."""
+    """Return the token counts of all documents of the corpus, in the order in which they are drawn."""
     config: dict[str, Any] = {
         "version": 1,
         "seed": 1,

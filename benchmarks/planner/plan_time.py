@@ -54,7 +54,7 @@ class Case:
 
     sources: int
     samples: int
-    """Documents of a step, about."""
+    """Approximate number of documents of a step."""
     dp: int
     microbatches: int | None = None
     """Microbatches of a rank.
@@ -65,7 +65,7 @@ class Case:
     """Ranks of a data constructor."""
 
     def mix(self) -> MixConfig:
-        """Return a mix of such steps, a row a microbatch."""
+        """Return a mix of such steps, with one row in a microbatch."""
         corpus = MixedSources(sources=self.sources)
         tokens = self.samples * _MEAN_TOKENS
         if self.microbatches is None:
@@ -83,7 +83,7 @@ class Case:
         ]
 
     def planner(self) -> Planner:
-        """Return a planner of such steps that has begun with nothing."""
+        """Return a planner of such steps in its first state."""
         return Planner(
             mix=self.mix(),
             world=World(tree=ClientPlaceTree.of(dp=self.dp)),
@@ -107,7 +107,7 @@ class Planned:
     placing_s: float
     """Part of the time in which rows are costed and dealt to ranks and microbatches."""
     hearing_s: float
-    """Of it hearing that ranks took a step, but for the last words, on which the next is planned."""
+    """Part of the time in which reports of ranks are handled, except the last reports, which start the next plan."""
     samples: int
     rows: int
     imbalance: float
@@ -117,11 +117,11 @@ class Planned:
 
 
 def steps_of(case: Case, folder: Path | None = None) -> Iterator[Planned]:
-    """Run a planner as its shell would, with loaders that answer at once, and time it alone.
+    """Run a planner as its shell would, with loaders that answer at once, and measure only the planner.
 
     Args:
         case: The size of the job.
-        folder: Where its journal lies; none is written without one.
+        folder: Folder of its journal; no journal is written without one.
     """
     placed, planner = [0.0], case.planner()
     journal = open_journal(folder, planner)
@@ -202,7 +202,7 @@ def measured(case: Case, steps: int) -> tuple[str, ...]:
 
 
 def soaked(case: Case, steps: int) -> tuple[str, ...]:
-    """Return how the planner's memory grows over many steps, after a tenth of them."""
+    """Return the growth of the planner's memory over many steps, after a tenth of them."""
     running, process = steps_of(case), psutil.Process()
     for _ in zip(range(steps // 10), running, strict=False):
         pass

@@ -49,7 +49,7 @@ from omniload.plan.world import RanksServed
 __all__ = ["Published", "main", "memory_of", "row_of"]
 
 _PROCESSES = 2
-"""That stand for all data constructors: on few cores more would only be in each other's way."""
+"""Processes that stand for all data constructors: on few cores more processes would only compete."""
 _STORE_BYTES = 256 << 20
 _LIMIT_S = 3_600.0
 _WARM_UP = 8
@@ -58,7 +58,7 @@ _WARM_UP = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """Processor seconds that one step took of the planner."""
+    """Processor seconds of the planner for one step."""
 
     thread_s: float
     """Time of its thread, from one published step to the next."""
@@ -116,7 +116,7 @@ class _Spent:
 
 
 class _Loader(LoaderLink):
-    """A source loader that answers at once, in a thread of its own, which is not the planner's."""
+    """A source loader that answers at once, in its own thread and not in the planner's."""
 
     name = "loader-0"
 
@@ -143,7 +143,7 @@ class _Loader(LoaderLink):
             self.spent_s = time.thread_time()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._asked.put(None)
 
     @override
@@ -177,12 +177,12 @@ class _Link(RayConstructorLink):
 
 
 def published_steps(case: Case, steps: int, folder: Path) -> list[Published]:
-    """Have the planner's shell publish steps to data constructors over a Ray of this process.
+    """Let the planner's shell publish steps to data constructors over a Ray of this process.
 
     Args:
         case: The size of the job.
         steps: Steps to publish.
-        folder: Where the journal lies.
+        folder: Folder of the journal.
     """
     planner = case.planner()
     with ExitStack() as opened:
@@ -268,7 +268,7 @@ def row_of(case: Case, found: Sequence[Published]) -> tuple[str, ...]:
 
 
 def memory_of(found: Sequence[Published]) -> tuple[str, ...]:
-    """Return how the memory of the process grows over the second half of the steps: in the first, pools are filled."""
+    """Return the growth of the process's memory over the second half of the steps; pools fill in the first half."""
     before = found[len(found) // 2].resident_bytes
     grown = found[-1].resident_bytes - before
     return (f"{len(found):,}", f"{before / 2**20:.0f}", f"{grown / 2**20:+.1f}")

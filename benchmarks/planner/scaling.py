@@ -1,4 +1,4 @@
-"""Steps a second and waits as a mix shifts to slow sources: few loaders, many, and as many as the scaler finds.
+"""Steps per second and waits as a mix shifts to slow sources: few loaders, many, and the number of the scaler.
 
 python -m benchmarks.planner.scaling --help
 """
@@ -33,7 +33,7 @@ from omniload.plan.place_tree import ClientPlaceTree
 __all__ = ["Job", "Seen", "main", "slowly", "table_of"]
 
 _LIGHT = 2
-"""Sources that are read at once; the rest wait for each document."""
+"""Sources without a delay; the rest wait for each document."""
 _RANKS, _ROWS, _LENGTH, _STEP_S = 2, 4, 2_048, 0.1
 _DOCUMENT_TOKENS = 650
 _BEFORE, _AFTER = 0.1, 0.9
@@ -42,14 +42,17 @@ _WAIT_S = 120.0
 _LOOK_S = 0.5
 _FEW, _MANY = 1, 4
 _KINDS = ((_FEW, False, True), (_MANY, False, True), (_FEW, True, True), (_FEW, True, False))
-"""Loaders at first, whether the scaler changes that, and whether the shift is scheduled, of which it alone knows."""
+"""Loaders at first, whether the scaler changes their number, and whether the shift is scheduled.
+
+Only the scaler knows the schedule in advance.
+"""
 _SPANS = ((-30.0, 0.0), (0.0, 60.0))
-"""Looked at one by one, in seconds from the shift; then the last 40 s."""
+"""Spans for figures, in seconds from the shift; the last 40 s follow."""
 _LAST_S = 40.0
 
 
 def slowly(tokens: pa.LargeListArray, *, milliseconds: float) -> pa.LargeListArray:
-    """Return documents as they are, after the time that a service takes for each."""
+    """Return documents unchanged, after the time of a service for each."""
     time.sleep(len(tokens) * milliseconds / 1e3)
     return tokens
 
@@ -61,15 +64,15 @@ class Job:
     slow: int
     """Slow sources."""
     reads: float
-    """Reads of theirs that must be under way at once, after the shift, for no rank to wait."""
+    """Concurrent reads of slow sources after the shift that avoid any wait of a rank."""
     loaders: int
-    """Source loaders that it begins with."""
+    """Source loaders at the start."""
     scaled: bool
     """Whether the scaler changes the number of loaders."""
     scheduled: bool
     """Whether a stage shifts the mix; otherwise an edit is requested at the step of the shift."""
     shift: int
-    """Step at which it shifts."""
+    """Step of the shift."""
     after_s: float
     """Time for which the job is observed after the shift."""
 
@@ -80,7 +83,7 @@ class Job:
         return 1e3 * self.reads / documents_per_s
 
     def weights(self, names: Sequence[str], share: float) -> dict[str, float]:
-        """Return the weights of sources where slow ones have a share together."""
+        """Return the weights of sources if the slow ones have this share together."""
         return {
             name: (1 - share) / _LIGHT if i < _LIGHT else share / self.slow
             for i, name in enumerate(names)
@@ -133,11 +136,11 @@ class Seen:
     """Memory of all roles at the end; shared pages count once."""
 
     def pace(self, first_s: float, last_s: float) -> float:
-        """Return the steps a second of a time."""
+        """Return the steps per second of a span."""
         return sum(first_s <= at_s < last_s for at_s, _ in self.waits) / (last_s - first_s)
 
     def longest(self, first_s: float, last_s: float) -> float:
-        """Return the longest wait that ended in a time."""
+        """Return the longest wait that ended in a span."""
         return max((wait_s for at_s, wait_s in self.waits if first_s <= at_s < last_s), default=0.0)
 
     def counted(self, plane: RayPlane, now_s: float) -> None:
@@ -155,7 +158,7 @@ class Seen:
 
 
 def _look(plane: RayPlane, seen: Seen, ended: threading.Event) -> None:
-    """Note which loaders there are, until the job has ended."""
+    """Record the present loaders, until the job has ended."""
     while not ended.wait(_LOOK_S):
         seen.counted(plane, time.perf_counter())
 
@@ -256,7 +259,7 @@ schedule does. Times of loaders are from the shift on. Other programs ran on bot
 @click.option("--after", default=100.0, show_default=True, help="Seconds after it.")
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(sizes: str, before: float, after: float, report: bool) -> None:
-    """Measure steps a second and waits of ranks as the mix shifts to slow sources.
+    """Measure steps per second and waits of ranks as the mix shifts to slow sources.
 
     \b
     Example:

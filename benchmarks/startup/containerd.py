@@ -2,11 +2,11 @@
 
     python -m benchmarks.startup.containerd --folder DIR [--rounds 3] [--mbit 400] [--delay-ms 2]
 
-The image is the running Python and its torch, built in DIR at the first time, in a real registry
-behind a link of that rate and delay; a real containerd, with its own folders, starts a container of it
-in four ways, in turns: *pulled* and unpacked by containerd; *lazy* with nothing on the node; *traced*,
-where an earlier start left its trace and no block; *here*, where its blocks are on the node.
-Between two, containerd forgets the image. Needs root, umoci, skopeo, docker-registry, containerd, runc.
+The image is the running Python and its torch, built in DIR the first time, in a real registry behind a link of that
+rate and delay. A real containerd, with its own folders, starts a container of it in four ways, alternately: *pulled*
+and unpacked by containerd; *lazy* with nothing on the node; *traced*, if an earlier start left its trace and no
+block; *here*, if its blocks are on the node. Between two starts, containerd forgets the image. Needs root, umoci,
+skopeo, docker-registry, containerd, runc.
 """
 
 import argparse
@@ -34,10 +34,10 @@ _WAIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """One start, once."""
+    """Figures of one start."""
 
     known_s: float
-    """Until containerd could start it."""
+    """Time until containerd could start it."""
     done_s: float
     """Time from then until torch was imported and the container had ended."""
     moved_bytes: int
@@ -82,7 +82,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def start(containerd: Containerd, relay: Relay, port: int, way: str) -> Took:
-    """Start a container in one way, and have containerd forget its image."""
+    """Start a container in one way, and let containerd forget its image."""
     folder: Path = containerd.folder
     if way != "here":
         shutil.rmtree(folder / "cache" / ("blocks" if way == "traced" else ""), ignore_errors=True)
@@ -106,10 +106,10 @@ def start(containerd: Containerd, relay: Relay, port: int, way: str) -> Took:
 
 
 def forgotten(folder: Path) -> None:
-    """Return when no lazy layer is shown any more: containerd collects when it likes.
+    """Return when no lazy layer is shown any more, because containerd collects at a time of its choice.
 
     Raises:
-        TimeoutError: It does not.
+        TimeoutError: A lazy layer stays.
     """
     end_s = time.monotonic() + _WAIT_S
     while views_of(folder):

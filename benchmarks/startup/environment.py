@@ -99,44 +99,45 @@ class Bench:
         return str(tools / "bin" / "uv")
 
     def make_anew(self, venv: Path | None = None) -> None:
-        """Make the environment anew, empty."""
+        """Make the environment again, empty."""
         self.umount()
         place = venv or self.venv
         self.empty(place.name)
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
 
     def umount(self) -> None:
-        """Take a mounted snapshot off, if there is one."""
+        """Unmount a mounted snapshot, if there is one."""
         if self.python.exists():
             words = [sys.executable, "-c", MAIN, "env", "umount", "--lazy", "--python", self.venv]
             subprocess.run(words, env=self.variables, capture_output=True, check=False)
 
     def pip(self, *more: str, python: Path | None = None) -> list[str]:
-        """Return pip's words."""
+        """Return pip's command line."""
         words = [sys.executable, "-m", "pip", "--python", str(python or self.python), "install"]
         return [*words, "-q", "--disable-pip-version-check", *more, "-r", str(self.requirements)]
 
     def uv_words(self, *more: str) -> list[str]:
-        """Return uv's words."""
+        """Return uv's command line."""
         words = [self.uv, "pip", "install", "-q", "--python", str(self.python)]
         return [*words, *more, "-r", str(self.requirements)]
 
     def ours(self, verb: str, *more: str, bare: bool = False, store: str = "") -> list[str]:
-        """Return our words; the request is pip's.
+        """Return our command line; the request is pip's.
 
         Args:
             verb: ``save`` or ``restore``.
             more: Options.
             bare: The snapshot without byte code; a variable in its key distinguishes it from the other.
-            store: URL; the one on this machine if not given.
+            store: URL; by default the store on this machine.
         """
-        # A node that mounts and one that links: a tree that was linked is looked at before each use.
+        # A node that mounts and a node that links have caches of their own, because a linked tree is checked before
+        # each use.
         cache = self.folder / f"node-cache-{more[-1] if more else verb}"
         more = (*more, "--input-env", "BARE") if bare else more
         if bare and verb == "save":
             more = (*more, "--no-byte-code")
         words = ["env"]
-        if verb == "restore":  # our command has its byte code, as where pip installed it
+        if verb == "restore":  # our command has its byte code, as if pip had installed it
             words += ["-u", "PYTHONDONTWRITEBYTECODE"]
             words += [f"PYTHONPYCACHEPREFIX={self.folder / 'byte-code'}"]
         words += [f"OMNILOAD_ENV_CACHE={cache}", *(["BARE=1"] if bare else [])]
@@ -153,7 +154,7 @@ class Bench:
         ]
 
     def empty(self, name: str) -> None:
-        """Put a cache or an environment aside; it is removed at the end.
+        """Move a cache or an environment aside; it is removed at the end.
 
         ext4 searches long for inodes if files were removed in the last minutes. A contender that writes many files
         then pays for the removal, up to three times its own cost.
@@ -188,7 +189,7 @@ def contenders(bench: Bench) -> dict[str, tuple[Callable[[], None], list[str]]]:
 
 
 def measure(bench: Bench, rounds: int, only: Sequence[str]) -> dict[str, Samples]:
-    """Let the contenders take turns; the first round fills the caches and is not counted."""
+    """Run the contenders alternately; the first round fills the caches and is not counted."""
     samples: dict[str, Samples] = {}
     runs = contenders(bench)
     for bare in (False, True):
@@ -206,13 +207,13 @@ def measure(bench: Bench, rounds: int, only: Sequence[str]) -> dict[str, Samples
 
 
 def save(bench: Bench, words: list[str]) -> None:
-    """Save a snapshot from an environment made anew."""
+    """Save a snapshot from a new environment."""
     bench.make_anew()
     subprocess.run(words, env=bench.variables, check=True, capture_output=True)
 
 
 def measure_far(bench: Bench, rounds: int, bytes_per_s: float) -> dict[str, Samples]:
-    """Fetch everything through one slow link, in turns."""
+    """Fetch everything through one slow link, alternately."""
     wheels = bench.folder / "wheels"
     download(wheels, bench.requirements)
     samples = {name: Samples() for name in FAR_NAMES}
@@ -231,7 +232,7 @@ def measure_far(bench: Bench, rounds: int, bytes_per_s: float) -> dict[str, Samp
                 for cache in ("uv-cache", "node-cache-link"):
                     bench.empty(cache)
                 before = far.relay.bytes_back
-                taken = samples[name] if number else Samples()  # the first loads clients anew
+                taken = samples[name] if number else Samples()  # the first round loads the clients
                 taken.take(words, bench.variables)
                 taken.moved_mb.append((far.relay.bytes_back - before) / 1e6)
                 print(f"round {number}: {name}: {taken.wall_s[-1]:.2f} s", flush=True)
@@ -239,7 +240,7 @@ def measure_far(bench: Bench, rounds: int, bytes_per_s: float) -> dict[str, Samp
 
 
 def measure_imports(bench: Bench, rounds: int) -> dict[str, Samples]:
-    """Import everything from an environment of pip's and from a mounted one, in turns."""
+    """Import everything from an environment of pip's and from a mounted one, alternately."""
     native = bench.folder / "native"
     bench.make_anew(native)
     subprocess.run(bench.pip(python=native / "bin" / "python"), env=bench.variables, check=True)
@@ -256,7 +257,7 @@ def measure_imports(bench: Bench, rounds: int) -> dict[str, Samples]:
 
 
 def far_table(samples: dict[str, Samples], far_mb: float) -> Table:
-    """Return the figures of what came through the slow link."""
+    """Return the figures of fetches through the slow link."""
     moved = (f"{statistics.median(taken.moved_mb):.0f}" for taken in samples.values())
     rows = _rows(samples, samples["uv, cold, far"])
     return Table(
@@ -267,7 +268,7 @@ def far_table(samples: dict[str, Samples], far_mb: float) -> Table:
 
 
 def tables_of(restores: dict[str, Samples], imports: dict[str, Samples]) -> list[Table]:
-    """Return the figures; ratios against uv with a warm cache, and against native."""
+    """Return the figures, as ratios to uv with a warm cache, and to a native environment."""
     rows = _rows(restores, restores["uv, warm"])
     import_rows = _rows(imports, imports["native"])
     seconds = ("median s", "best s", "processor s")

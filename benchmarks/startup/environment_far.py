@@ -1,8 +1,7 @@
 """The measurement of ``benchmarks.startup.environment`` with one slow link to the index and to the store.
 
-An object store holds the wheels, with a page that lists them, and the snapshots. All bytes of
-either contender pass one relay that holds them to a rate together, as a service does that
-a thousand nodes ask at once, and counts them.
+An object store has the wheels, with a page that lists them, and the snapshots. All bytes of either contender pass one
+relay, which limits their total rate and counts them, like a service that a thousand nodes use at once.
 """
 
 import os
@@ -26,7 +25,7 @@ DELAY_S = 0.002
 
 @dataclass(frozen=True, slots=True)
 class Far:
-    """Places at the far end of the link, and what came through it."""
+    """Places at the far end of the link, and the bytes that came through it."""
 
     relay: Relay
     near_port: int
@@ -38,13 +37,13 @@ class Far:
         return f"http://127.0.0.1:{self.far_port}/{BUCKET}/wheels.html"
 
     def store(self, *, near: bool = False) -> str:
-        """Return the URL of the snapshots; ``near``: not through the link, for saving."""
+        """Return the URL of the snapshots; with ``near`` not through the link, for saving."""
         return s3_url(self.near_port if near else self.far_port, BUCKET)
 
 
 @contextmanager
 def far_away(wheels: Path, bytes_per_s: float) -> Iterator[Far]:
-    """Put wheels far away, behind a link of a rate; everything is in memory and gone afterwards."""
+    """Put wheels behind a link of a limited rate; everything is in memory and gone afterwards."""
     with object_store() as port:
         client = boto3.client(
             "s3", endpoint_url=f"http://127.0.0.1:{port}", region_name="us-east-1"
@@ -69,7 +68,7 @@ def far_away(wheels: Path, bytes_per_s: float) -> Iterator[Far]:
 
 
 def download(wheels: Path, requirements: Path) -> None:
-    """Fetch the wheels that an installation would take."""
+    """Fetch the wheels that an installation would use."""
     wheels.mkdir(exist_ok=True)
     words = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check"]
     words += ["--only-binary", ":all:", "-d", str(wheels), "-r", str(requirements)]

@@ -2,10 +2,10 @@
 
     python -m benchmarks.startup.images --folder DIR [--rounds 3] [--mbit 200] [--delay-ms 5]
 
-A registry (Debian's ``docker-registry``) on loopback lies behind a relay that holds all
-connections together to a rate and delays each direction; the image is the running Python
-and its torch, built in DIR at the first time. Contenders take turns in rounds, each with
-empty caches; the registry is as warm for all. Needs root, skopeo and umoci.
+A registry (Debian's ``docker-registry``) on loopback lies behind a relay that limits the total rate of all
+connections and delays each direction. The image is the running Python and its torch, built in DIR the first time.
+Contenders alternate in rounds, each with empty caches; the registry is equally warm for all. Needs root, skopeo and
+umoci.
 
 - *full*: ``skopeo copy`` and ``umoci unpack`` of the gzip image, then the command in it.
 - *lazy*: ``omniload image run`` of the same image as zstd:chunked, nothing known of it.
@@ -46,15 +46,15 @@ class Samples:
     """Figures of one contender, a value for each round."""
 
     ready_s: list[float] = field(default_factory=list)
-    """Until the command says that it is ready."""
+    """Time until the command reports that it is ready."""
     cpu_s: list[float] = field(default_factory=list)
     """Processor time of all its processes, to their end."""
     wire_bytes: list[int] = field(default_factory=list)
-    """Sent by the registry until then."""
+    """Bytes that the registry sent until then."""
     moved_bytes: list[int] = field(default_factory=list)
     """Size of blocks, uncompressed, until then."""
     touched_bytes: list[int] = field(default_factory=list)
-    """Asked for by the kernel, by the trace of the start."""
+    """Bytes that the kernel requested, by the trace of the start."""
 
     def median(self, name: str) -> float:
         """Return the median of one of the lists."""
@@ -74,7 +74,7 @@ class Bench:
         self.variables.pop("PYTHONDONTWRITEBYTECODE", None)
 
     def ours(self, *words: object) -> list[str]:
-        """Return the words of one of our commands."""
+        """Return the command line of one of our commands."""
         return [sys.executable, "-c", MAIN, "image", *map(str, words)]
 
     def record(self) -> None:
@@ -144,7 +144,7 @@ class Misses:
         self.by_digest = {index.blob_digest: index for index in self.indexes}
 
     def latencies(self, num: int, seed: int) -> list[float]:
-        """Return the seconds that readers waited for ``num`` blocks; the same ones for a seed."""
+        """Return the waits of readers for ``num`` blocks, in seconds; the same blocks for the same seed."""
         draw = random.Random(seed)
         settings = FetchSettings(tiers=("registry",))
         loader = BlockLoader({"registry": RegistryTier(self.store)}, None, settings)
@@ -155,7 +155,7 @@ class Misses:
                 index = self.by_digest[ref.blob]
                 waits, begin = loader.waits, time.perf_counter()
                 loader.block(index, ref.number)
-                if loader.waits > waits:  # else it was there: no miss
+                if loader.waits > waits:  # otherwise the block was there, and there was no miss
                     found.append(time.perf_counter() - begin)
         finally:
             loader.close()

@@ -58,7 +58,7 @@ def called(*words: object, variables: dict[str, str] | None = None) -> str:
 def build_layout(folder: Path) -> Path:
     """Make an OCI layout ``folder/layout:v``: this Python in one layer, torch and numpy in another.
 
-    Built once; an interrupted build is begun anew.
+    It is built once; an interrupted build starts again.
     """
     layout, done = folder / "layout", folder / "layout.done"
     if done.exists():
@@ -94,7 +94,7 @@ def build_layout(folder: Path) -> Path:
 
 
 def copy_tree(source: Path, target: Path, *without: str) -> None:
-    """Copy a file, or a folder without what matches the patterns."""
+    """Copy a file, or a folder without the files that match the patterns."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(*without))
@@ -120,7 +120,7 @@ def _magic(path: Path) -> bytes:
 
 @contextmanager
 def running_registry(folder: Path) -> Iterator[int]:
-    """Run ``docker-registry`` on what ``folder/registry`` holds; yield its port."""
+    """Run ``docker-registry`` on ``folder/registry``; yield its port."""
     config = folder / "registry.yml"
     config.write_text(_CONFIG.format(root=folder / "registry"))
     with (folder / "registry.log").open("w+") as log:
@@ -144,34 +144,34 @@ def running_registry(folder: Path) -> Iterator[int]:
 
 @dataclass(slots=True)
 class Shape:
-    """When a piece that arrives at a link leaves it: one rate for all connections, one delay."""
+    """Computes when a piece leaves a link: one rate for all connections, one delay."""
 
     bytes_per_s: float
     delay_s: float
     free_s: float = 0.0
-    """When the link has sent all that was handed to it so far."""
+    """Time at which the link has sent everything that it received so far."""
 
     def leaves_s(self, size_bytes: int, now_s: float) -> float:
-        """Note a piece and return when its last byte comes out at the far end."""
+        """Record a piece and return when its last byte leaves the far end."""
         self.free_s = max(self.free_s, now_s) + size_bytes / self.bytes_per_s
         return self.free_s + self.delay_s
 
 
 @dataclass(slots=True)
 class Relay:
-    """A link to a port of this machine: both directions have the rate and the delay, each its own.
+    """A link to a port of this machine; each direction has the rate and the delay.
 
-    All connections share the rate. A thread of its own runs it; bytes that came back
-    from the port are counted.
+    All connections share the rate. The link runs in its own thread, and bytes that come back from the port are
+    counted.
     """
 
     port: int
     bytes_per_s: float
     delay_s: float
     bytes_back: int = 0
-    """Sent from the registry so far."""
+    """Bytes that the registry has sent so far."""
     shapes: tuple[Shape, Shape] | None = None
-    """There and back; given to several relays, they are one link."""
+    """Shapes of both directions; several relays with the same shapes are one link."""
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _accepting: asyncio.Task[None] | None = None
@@ -271,7 +271,7 @@ class Relay:
 
 
 def build_images(folder: Path, address: str, variables: dict[str, str]) -> None:
-    """Push the image to a registry, as gzip and converted, unless it holds them."""
+    """Push the image to a registry, as gzip and converted, unless the registry has them."""
     done = folder / "pushed.done"
     if done.exists():
         return

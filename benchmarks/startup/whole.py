@@ -2,8 +2,8 @@
 
     python -m benchmarks.startup.whole --help
 
-One machine, one job, one image, the same packages, the same checkpoint; starts of the two take
-turns in rounds, each from an empty node.
+One machine, one job, one image, the same packages, the same checkpoint. Starts of the two ways alternate in rounds,
+each from an empty node.
 
 - *plain*: ``skopeo copy`` and ``umoci unpack`` of the gzip image; ``pip install`` of what the job
   needs besides, from an index of wheels; the checkpoint fetched by one stream; then the trainer.
@@ -11,10 +11,10 @@ turns in rounds, each from an empty node.
   mounted, with the trace of an earlier start on another node; the packages restored from a
   snapshot; the checkpoint read by many streams into the tensors (``checkpoint.folder: omnifs://``).
 
-Registry, index and snapshots lie behind one link of ``--mbit`` and ``--delay-ms``. The checkpoint's
-store has no such link, but each of its connections is held to ``--stream-mb`` MB/s, as a data node
-of HDFS does to its readers. That the first step's loss, gradient and samples are equal in all
-starts is checked: so both computed from the same bytes.
+Registry, index and snapshots lie behind one link of ``--mbit`` and ``--delay-ms``. The checkpoint's store has no such
+link, but each of its connections is limited to ``--stream-mb`` MB/s, as HDFS readers are by a data node. The first
+step's loss, gradient and samples must be equal in all starts, which shows that both ways computed from the same
+bytes.
 
 Needs root, skopeo, umoci, docker-registry, fuse3, moto and for HDFS a JDK 17.
 """
@@ -66,7 +66,7 @@ _TOOLS = ("skopeo", "umoci", "docker-registry", "unshare", "fusermount3")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One start of one way."""
+    """Figures of one start of one way."""
 
     start: Start
     attempt: Attempt
@@ -89,14 +89,14 @@ class Link:
 
     @contextmanager
     def to(self, port: int) -> Iterator[int]:
-        """Yield the port by which another is reached over the link."""
+        """Yield the port that leads to another port over the link."""
         relay = Relay(port, self._rate, self._delay_s, shapes=self._shapes)
         self._relays.append(relay)
         with relay.running() as mine:
             yield mine
 
     def sent(self) -> int:
-        """Return how many bytes came back over it."""
+        """Return the number of bytes that came back over it."""
         return sum(relay.bytes_back for relay in self._relays)
 
 
@@ -112,7 +112,7 @@ class Bench:
 
     @contextmanager
     def running(self, link: Link) -> Iterator[None]:
-        """Run registry, index and stores; make image, wheels and checkpoints where there are none."""
+        """Run registry, index and stores; make image, wheels and checkpoints that are missing."""
         index = wheels(self.folder, REQUIREMENTS)
         with ExitStack() as stack:
             registry = stack.enter_context(running_registry(self.folder))
@@ -219,7 +219,7 @@ def _copy(source: fs.FileSystem, target: fs.FileSystem) -> None:
 
 
 def tables_of(rounds: dict[str, list[Round]]) -> list[Table]:
-    """Lay out the stages of both ways, and the ratios."""
+    """Return the tables of the stages of both ways, and the ratios."""
     names: dict[str, None] = {}
     for each in (*rounds["ours"], *rounds["plain"]):
         names |= dict.fromkeys(each.parts)

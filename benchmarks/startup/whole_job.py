@@ -51,11 +51,11 @@ with stage("checkpoint_load") as tally:
                 file.write(data)
         tally.add("store", found.size)
 """
-"""Brings a folder from a store by one stream, as ``hdfs dfs -get`` does."""
+"""Program that fetches a folder from a store by one stream, as ``hdfs dfs -get`` does."""
 _RESUMED = 1
 """Steps of the run that saved the checkpoint."""
 _BYTES_OF_PARAMETER = 12
-"""Weight and two moments."""
+"""Bytes of a parameter: weight and two moments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Job:
 
     @property
     def model(self) -> dict[str, int]:
-        """A model whose checkpoint has about the size asked for, most of it in experts."""
+        """A model whose checkpoint has about the requested size, most of it in experts."""
         dim = 256 if self.checkpoint_mib >= 64 else 32
         expert = 3 * dim * 4 * dim * _BYTES_OF_PARAMETER
         others = 2 * 5000 * dim * _BYTES_OF_PARAMETER

@@ -58,7 +58,7 @@ IMAGE_VARIABLES = (
 
 
 def closure_of(extras_of: Mapping[str, Sequence[str]]) -> dict[str, Distribution]:
-    """Return the installed distributions that some with their extras need, themselves included, by name."""
+    """Return the installed distributions that the given ones need with their extras, including them, by name."""
     found: dict[str, Distribution] = {}
     waiting = [(name, tuple(extras)) for name, extras in extras_of.items()]
     while waiting:
@@ -100,7 +100,7 @@ def build_images(folder: Path, address: str, packages: Mapping[str, Sequence[str
 
 
 def _digest_of_tree() -> str:
-    """Return what changes with any file of this tree that the image holds."""
+    """Return a digest of all files of this tree that the image contains."""
     found = hashlib.sha256()
     for path in sorted(path for name in OURS for path in (ROOT / name).rglob("*.py")):
         found.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode())
@@ -260,14 +260,14 @@ class CheckpointStore:
     binds: tuple[str, ...] = ()
     """Files of the machine that a client needs inside an image."""
     hurried: str = field(default="")
-    """The same store without the cap, to fill it; empty where it has no such way."""
+    """URL of the same store without the limit, to fill it; empty if it has no such URL."""
 
     def at(self, folder: str) -> str:
         """Return the URL of a folder of it."""
         return _at(self.url, folder)
 
     def filled_at(self, folder: str) -> str:
-        """Return the URL of a folder to fill it by."""
+        """Return the URL of a folder for filling it."""
         return _at(self.hurried or self.url, folder)
 
 
@@ -278,7 +278,7 @@ def _at(url: str, folder: str) -> str:
 
 @contextmanager
 def checkpoint_store(kind: str, stream_rate: float, s3_port: int) -> Iterator[CheckpointStore]:
-    """Run HDFS, or hold connections to the S3 server to the rate."""
+    """Run HDFS, or limit the rate of connections to the S3 server."""
     with ExitStack() as stack:
         if kind == "hdfs":
             cluster = stack.enter_context(hdfs_cluster(4, replication=1, stream_rate=stream_rate))
@@ -287,7 +287,7 @@ def checkpoint_store(kind: str, stream_rate: float, s3_port: int) -> Iterator[Ch
                 for path in (JAVA_HOME, "/etc/java-17-openjdk", CACHE, cluster.folder)
                 if Path(path).exists()
             )
-            # Without -Xrs the Java machine of this process would take its Ctrl-C.
+            # Without -Xrs, the Java machine of this process would handle its Ctrl-C.
             os.environ.update(cluster.client_environment())
             os.environ["LIBHDFS_OPTS"] += " -Xrs"
             yield CheckpointStore(

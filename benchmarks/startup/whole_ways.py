@@ -149,7 +149,7 @@ class Start:
     cpu_s: float
     """Processor time of all its processes, until the first step."""
     wire_bytes: int
-    """Over the link, until the first step."""
+    """Bytes over the link, until the first step."""
     first: FirstStep
 
 
@@ -167,8 +167,8 @@ def begin(
         command: The command of one of the ways.
         log: Log of the start-up; the job's own log, empty so far.
         run_dir: Folder of the run, as this machine sees it.
-        sent: Returns how many bytes came over the link so far.
-        limit_s: How long to wait.
+        sent: Returns the bytes that came over the link so far.
+        limit_s: Longest wait.
 
     Raises:
         RuntimeError: The job ended before its first step, or took too long.
@@ -196,12 +196,12 @@ def begin(
 
 
 def _first_step_ns(process: "subprocess.Popen[bytes]", log: Path, limit_s: float) -> int | None:
-    """Wait for the end of the first step in the log; None where the process ends before."""
+    """Wait for the end of the first step in the log; return None if the process ends before it."""
     end_s, pause = time.monotonic() + limit_s, threading.Event()
     while time.monotonic() < end_s:
         gone = process.poll() is not None
         for line in log.read_bytes().splitlines() if log.exists() else ():
-            with suppress(StateError):  # half a line, at this moment
+            with suppress(StateError):  # the line is half written at this moment
                 event = parse_event(line)
                 if (event.stage, event.event) == (FIRST_STEP, "end"):
                     return event.time_ns

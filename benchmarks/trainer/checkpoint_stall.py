@@ -47,7 +47,7 @@ def stalls(config: MoEConfig, saves: int, folder: Path) -> tuple[list[float], li
                 # The background part is no stall, and must not slow the next immediate save.
                 saver.finish()
     size = sum(tensor.nbytes for tensor in tensors.values())
-    return at_once[1:], beside[1:], size  # the first of each makes buffers and folders
+    return at_once[1:], beside[1:], size  # the first save of each kind makes buffers and folders
 
 
 @click.command()

@@ -74,7 +74,7 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor, int]
 
 
 class _Gpt(nn.Module):
-    """A dense decoder over packed documents, as small as one can be written."""
+    """A dense decoder over packed documents, as small as possible."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ them costs more."""
 @click.option("--size", "sizes", multiple=True, type=click.IntRange(0, len(SIZES) - 1))
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(sizes: tuple[int, ...], report: bool) -> None:
-    """Time steps on a GPU by where their batches come from; needs a GPU.
+    """Time steps on a GPU by the source of their batches; needs a GPU.
 
     \b
     Example:

@@ -59,7 +59,7 @@ def timed(step: Callable[[], float], device: str) -> tuple[float, float]:
 def steps_of(
     ours: MoETransformer, theirs: MixtralForCausalLM, lengths: Sequence[int], device: str
 ) -> tuple[Callable[[], float], Callable[[], float]]:
-    """Return a forward and backward of each over documents of these lengths; both leave the mean loss of a label."""
+    """Return a forward and backward pass of each model over these documents; both return the mean loss of a label."""
     documents = documents_of(lengths, vocab_size=ours.config.vocab_size)
     rows = a_microbatch([documents], sum(lengths))
     ids = torch.cat([torch.from_numpy(document).long() for document in documents])[None]
@@ -108,7 +108,8 @@ def models_of(device: str) -> tuple[MoETransformer, MixtralForCausalLM]:
         write_mixtral(ours, Path(folder) / "model", longest=8192)
         theirs = MixtralForCausalLM.from_pretrained(Path(folder) / "model")
     if device == "cuda":
-        # Both keep their weights in bf16: ours would keep them in float32 and make bf16 of them in each step.
+        # Both keep their weights in bf16. By default, ours would keep them in float32 and convert them to bf16 in
+        # each step.
         ours = ours.bfloat16()
         theirs = theirs.bfloat16()
     theirs.train()

@@ -107,10 +107,10 @@ def _serve(folder: Path, rank: int, steps: int) -> None:
 
 
 def _ranks(case: str, steps: int) -> tuple[int, list[dict[str, float]]]:
-    """Return the tokens of a step, and what each rank of a job counted, in their order."""
+    """Return the tokens of a step, and the counts of each rank of a job, in their order."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     os.environ |= place | {"WORLD_SIZE": str(_STAGES * _TENSOR)}
-    # Forked: torch is loaded once. This process has begun no thread.
+    # Forked, so torch is loaded once. This process has started no thread.
     forked = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,4 +1,4 @@
-"""Step time of the included vision model, balanced against in order: by measured costs, and of two ranks by clock.
+"""Step time of the included vision model, balanced and in order: by measured costs, and of two ranks in wall time.
 
 python -m benchmarks.trainer.vision_balance --help
 """
@@ -59,7 +59,7 @@ LAYOUTS = (Layout(4, 1, 4), Layout(4, 2, 4), Layout(4, 1, 8))
 CLOCKED = Layout(2, 1, 4)
 _DOCUMENTS = 6_000
 _SCANNED = 200
-"""Steps at most that are looked through for ranks by clock."""
+"""Most steps that are searched for ranks in wall time."""
 
 READING = """Documents of bytes (log-normal, median 245) of which three in ten have one to three images (Pareto,
 exponent 0.6, 16 to 4,096 patches), packed into rows of {length:,}. In order, each rank takes the next rows and encodes
@@ -73,7 +73,7 @@ gain more. Two ranks at an imbalance of r cannot gain more than 2r / (r + 1): 1.
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A step both ways."""
+    """Times of a step both ways."""
 
     imbalance: float
     """FLOPs of the heaviest rank in order over those of the lightest."""
@@ -82,12 +82,12 @@ class Pair:
 
 
 def bin_of(imbalance: float) -> float | None:
-    """Return which of the imbalances to look at this is; ``None`` for none."""
+    """Return the imbalance of ``BINS`` to which this one belongs; ``None`` if there is none."""
     return next((name for name, (least, most) in BINS.items() if least <= imbalance < most), None)
 
 
 def simulated(folder: Path, layout: Layout, costs: Costs, steps: int) -> list[Pair]:
-    """Return steps as ranks would take them that pay measured costs."""
+    """Return the steps of ranks that pay measured costs."""
     with (
         closing(steps_of(folder, "in_order", layout)) as in_order,
         closing(steps_of(folder, "hybrid", layout)) as dealt,
@@ -113,7 +113,7 @@ def _trained(group: dist.ProcessGroup) -> tuple[VisionLanguageModel, FlatAdamW]:
 
 
 def timed_step(groups: ProcessGroups, *, batches: Sequence[Batch]) -> float:
-    """Train on this rank's batch of a step; return its seconds, from when all ranks have come."""
+    """Train on this rank's batch of a step; return its seconds, counted from the arrival of all ranks."""
     assert groups.dp is not None
     model, optimizer = _trained(groups.dp)
     batch = batches[dist.get_rank(groups.dp)]
@@ -126,7 +126,7 @@ def timed_step(groups: ProcessGroups, *, batches: Sequence[Batch]) -> float:
 def chosen(
     folder: Path, layout: Layout, each: int
 ) -> Iterator[tuple[Sequence[Batch], Sequence[Batch]]]:
-    """Yield steps both ways, the first whatever it is, then ``each`` of every imbalance, as they come."""
+    """Yield steps both ways: the first step, then ``each`` steps of every imbalance, as they come."""
     left = dict.fromkeys(BINS, each)
     with (
         closing(steps_of(folder, "in_order", layout)) as in_order,
@@ -158,7 +158,7 @@ def clocked(folder: Path, layout: Layout, costs: Costs, each: int) -> list[tuple
 
 
 def gain_of(pairs: Sequence[Pair]) -> float:
-    """Return how many times as long steps in order take, all together."""
+    """Return the time of all steps in order over that of the balanced ones."""
     return sum(pair.in_order_s for pair in pairs) / sum(pair.balanced_s for pair in pairs)
 
 
@@ -179,7 +179,7 @@ def _beside(cost: Cost, at: int, sizes: Sequence[int]) -> tuple[str, str]:
 
 
 def rows_of_pairs(name: str, pairs: Sequence[Pair]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each imbalance that some steps have."""
+    """Yield a row for each imbalance that occurs in some steps."""
     for wanted in BINS:
         mine = [pair for pair in pairs if bin_of(pair.imbalance) == wanted]
         if mine:

@@ -1,4 +1,4 @@
-"""Documents of text and drawn images whose work is spread unevenly, and the steps that a data plane makes of them."""
+"""Documents of text and drawn images with uneven work, and the steps that a data plane makes of them."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -94,7 +94,7 @@ def write_documents(folder: Path, count: int) -> None:
 
 
 def _grid(rng: np.random.Generator) -> tuple[int, int]:
-    """Draw the rows and columns of an image in squares of merged patches, an embedding each."""
+    """Draw the rows and columns of an image in squares of merged patches, one embedding each."""
     patches = min(_LEAST_PATCHES * (1 + rng.pareto(_TAIL)), _MOST_PATCHES)
     rows = max(1, round(np.sqrt(patches) / VISION.merge))
     return rows, max(1, round(patches / VISION.merge**2 / rows))
@@ -143,7 +143,7 @@ def _mix(strategy: str, layout: Layout) -> MixConfig:
 
 
 def steps_of(folder: Path, strategy: str, layout: Layout) -> Iterator[tuple[Batch, ...]]:
-    """Yield the batches of all ranks, step by step; which rows a step has does not depend on the strategy."""
+    """Yield the batches of all ranks, step by step; the rows of a step do not depend on the strategy."""
     tree = ClientPlaceTree.of(dp=layout.ranks)
     with (
         LocalPlane(PlaneSpec(mix=_mix(strategy, layout), base_dir=folder, tree=tree)) as plane,
@@ -156,7 +156,7 @@ def steps_of(folder: Path, strategy: str, layout: Layout) -> Iterator[tuple[Batc
 
 
 def works_of(step: Sequence[Batch]) -> list[list[Work]]:
-    """Return what each rank of a step does in each microbatch."""
+    """Return the work of each rank of a step in each microbatch."""
     return [
         [_work_of(m) for m in batch.microbatches if isinstance(m, Microbatch)] for batch in step
     ]

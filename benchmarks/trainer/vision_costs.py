@@ -1,7 +1,7 @@
 """Costs of encoder and backbone of the included vision model on this processor, and of a step of ranks.
 
 Shape suffixes:
-    S  calls that are measured        N  images or documents of a call        R  ranks        M  microbatches
+    S  measured calls        N  images or documents of a call        R  ranks        M  microbatches
 """
 
 import time
@@ -36,7 +36,7 @@ IMAGES = (
     (256,) * 8,
     (1024,) * 2,
 )
-"""Patches of the images of each call that is measured: squares of even numbers."""
+"""Patches of the images of each measured call: squares of even numbers."""
 DOCUMENTS = (
     (64,),
     (256,),
@@ -67,7 +67,7 @@ class Cost:
     """Time of each measured call."""
 
     def __call__(self, sizes_N: Sequence[int] | NDArray[np.int64]) -> float:
-        """Return the seconds of a call with images or documents of these sizes; 0 of a call with none."""
+        """Return the seconds of a call with images or documents of these sizes; 0 for a call without any."""
         if not len(sizes_N):
             return 0.0
         factors_4 = np.array([self.call_s, self.item_s, self.linear_s, self.quadratic_s])
@@ -104,14 +104,14 @@ def measured_costs(repetitions: int) -> Costs:
 def seconds_of_step(
     works_RM: Sequence[Sequence[Work]], costs: Costs, *, dealt: bool, sharded: bool = False
 ) -> float:
-    """Return how long a step takes where ranks wait for each other as the included trainer does.
+    """Return the time of a step if ranks wait for each other as in the included trainer.
 
     Args:
         works_RM: Work of each rank and microbatch.
         costs: Costs of the parts. Sending is free.
-        dealt: Images are encoded by other ranks than hold their rows: all wait for embeddings in every microbatch,
-            and in backward for their gradients. Else ranks meet once, where gradients are added up.
-        sharded: Ranks meet in every microbatch also where images are not dealt, as each holds a part of the model.
+        dealt: Other ranks than those of the rows encode the images: all wait for embeddings in every microbatch,
+            and in backward for their gradients. Otherwise ranks meet once, where gradients are summed.
+        sharded: Ranks meet in every microbatch even if images are not dealt, because each has a part of the model.
     """
     parts_RM3 = np.array(
         [

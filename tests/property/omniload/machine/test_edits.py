@@ -247,9 +247,7 @@ def test_of_many_steps_that_are_skipped_next_to_nothing_is_read(monkeypatch):
     assert rest == reference_digests(history, lengths, num_steps=14)
     for ranges in asked.values():
         gaps = [start - stop for (_, stop), (start, _) in pairwise(ranges)]
-        assert max(gaps) > 5, (
-            ranges
-        )  # the reads until step 1 was planned lie before the gap
+        assert max(gaps) > 5, ranges  # the reads until step 1 was planned lie before the gap
 
 
 @few(8, soak=200)

@@ -52,9 +52,7 @@ def test_a_name_as_long_as_a_name_may_be_is_written(tmp_path, name, monkeypatch)
     write_whole(tmp_path / name, b"x")
 
     assert (tmp_path / name).read_bytes() == b"x"
-    assert [
-        draft.encode().decode() for draft in drafts
-    ] == drafts  # half a character is no text
+    assert [draft.encode().decode() for draft in drafts] == drafts  # half a character is no text
 
 
 @pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a pipe"), (os.mkdir, "a folder")])

@@ -407,7 +407,11 @@ def test_where_bad_records_are_skipped_those_of_later_files_are_told_of(tmp_path
         ('{"city": "Bern"}', "call.arguments | tojson", True),
         ('{"city": "Bern"}', "call.arguments", False),
         ({"city": "Bern"}, "call.arguments | tojson", False),
-        ("7", "call.arguments | tojson", False),  # a text without a quote, which cannot be recognised
+        (
+            "7",
+            "call.arguments | tojson",
+            False,
+        ),  # a text without a quote, which cannot be recognised
     ],
 )
 def test_arguments_that_a_template_quotes_once_more_are_told_and_what_rows_cut_hides_none(

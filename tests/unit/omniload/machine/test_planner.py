@@ -512,7 +512,9 @@ def test_a_state_that_is_not_held_is_a_state_error(step):
     planner, _ = a_running_planner()
     planner.handle(StepTaken(step=1, dp_rank=0))
 
-    assert planner.state_at(1)["step"] == 1  # for a rank that takes step 1 back after an interruption
+    assert (
+        planner.state_at(1)["step"] == 1
+    )  # for a rank that takes step 1 back after an interruption
     with pytest.raises(StateError, match=rf"before step {step} is not held, only steps 1 to "):
         planner.state_at(step)
 

@@ -253,7 +253,10 @@ def lock_step(second, first, other, *, age_s, rate=20.0):
 @pytest.mark.parametrize(
     ("looks", "behind"),
     [
-        ([lock_step(0, 100, 86, age_s=0.7)], None),  # within the number that it may have taken since
+        (
+            [lock_step(0, 100, 86, age_s=0.7)],
+            None,
+        ),  # within the number that it may have taken since
         ([lock_step(0, 100, 80, age_s=0.5)], "10"),
         ([lock_step(0, 100, 90, age_s=0.0)], "10"),
         # Two ranks report alternately, and neither is behind in every look.

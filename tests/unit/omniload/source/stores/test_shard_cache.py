@@ -602,7 +602,9 @@ def test_what_a_disk_gave_before_it_refused_is_counted(shards, folder, monkeypat
     assert a_cache(folder).directory.held_bytes() == taken_bytes(folder), "nothing is claimed"
 
 
-@pytest.mark.parametrize("call", ["posix_fallocate", "ftruncate"])  # for a file that grows, and for one that is made
+@pytest.mark.parametrize(
+    "call", ["posix_fallocate", "ftruncate"]
+)  # for a file that grows, and for one that is made
 def test_what_nobody_uses_gives_way_on_a_disk_that_others_have_filled(
     shards, folder, monkeypatch, call
 ):
