@@ -83,18 +83,18 @@ def run_demo(folder: Path, steps: int) -> Path:
 
 READING = """\
 The trainer waits for data {median:.2f} % of a step in the median, {ninth:.2f} % or less in nine steps of ten,
-{most:.1f} % at most, and {whole:.2f} % of all its time. The wait is that of the slowest rank, measured in the
-client from asking for a batch to having it. {ranks} ranks on this machine, a step of {seconds:.2f} s in the
-median, the first {warm} steps left out. The run is that of the demo without its kill: two trainer processes,
-planner, loaders and constructors share the cores, so that what the data plane takes from the trainer shows in
-the length of the step and not in the wait."""
+{most:.1f} % at most, and {whole:.2f} % of all its time. The wait is that of the slowest rank, measured in the client
+from the request of a batch to its arrival. There are {ranks} ranks on this machine, and a step takes {seconds:.2f} s
+in the median; the first {warm} steps are left out. The run is that of the demo without its kill. Two trainer
+processes, planner, loaders and constructors share the cores, so the processor time that the data plane takes from the
+trainer shows in the length of the step and not in the wait."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--run-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Read this run's log instead of training.",
+    help="Read the log of this run instead of training.",
 )
 @click.option(
     "--steps", default=80, show_default=True, type=click.IntRange(3), help="Steps to train."

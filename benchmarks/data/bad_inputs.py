@@ -73,15 +73,17 @@ def _stored(cases: int) -> dict[str, Outcomes]:
 IN_STORES = ("parquet-columns", "jsonl-gz-entered", "mds-columns", "csv", "webdataset")
 """Kinds that are damaged in stores too: one for each way to request ranges."""
 READING = """\
-A shard of two is spoilt: a number in it replaced, bytes flipped, taken out or doubled, or the rest cut off; the source
-leaves out and counts what it cannot read (`on_error: skip`), and the other shard must come whole. A mix file with a
-source of the kind has one to three keys or values spoilt, and its text cut off or a sign put into it in half of the
-cases. Shards of Lance are left out: its library may end the process at bytes that were altered. What raises something
-else than an error of ours, or takes more than 30 s, ends the measurement."""
+One of two shards is damaged: a number in it is replaced, bytes are flipped, removed or doubled, or the rest is cut
+off. The source leaves out and counts the records that it cannot read (`on_error: skip`), and the other shard must
+come whole. In a mix file with a source of the kind, one to three keys or values are damaged, and in half of the cases
+its text is cut off or gets a random character. Shards of Lance are left out, because its library may end the process
+at altered bytes. The measurement ends if a read raises an error that is not ours, or takes more than 30 s."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--cases", default=200, show_default=True, type=click.IntRange(1), help="Of a kind.")
+@click.option(
+    "--cases", default=200, show_default=True, type=click.IntRange(1), help="Inputs of each kind."
+)
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(cases: int, report: bool) -> None:
     """Damage inputs of every format.

@@ -75,10 +75,11 @@ def found_in(seeds: Iterable[int]) -> Found:
     return found
 
 
-READING = """A sequence is a run of two or more lives. Each life goes on from a state that one before it saved, in a
-world of another size; roles are killed in it, the mix is changed while steps are planned and while nothing runs.
-A model that knows no planner goes through the records of every source by position and says which tokens are due;
-each token must be in one step, wait for a row, or be in a step that was skipped. {seconds:,.0f} s of one processor."""
+READING = """\
+A sequence is a run of two or more lives. Each life resumes from a state that an earlier life saved, in a world of
+another size. Roles are killed in it, and the mix is changed while steps are planned and while nothing runs. A model
+without a planner goes through the records of every source by position and computes which tokens are due. Each token
+must be in one step, wait for a row, or be in a step that was skipped. {seconds:,.0f} s of one processor."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -34,11 +34,13 @@ _READ = 64
 """Records of the first read."""
 _PLACES = {"the middle": 0.5, "near the end": 0.99}
 READING = (
-    "One process opens the source, whose index is kept, and reads 64 records as they are stored, in turns; medians of "
-    "processor seconds, files in the page cache, on a machine with other work on it. *From its first byte* is how "
-    "every place was reached before shards were entered in their middle, and is where nothing is kept of places. Both "
-    "ways gave the same records. *Finding* is the first opening, which cuts the shard into units and finds its places: "
-    "gzip is decompressed twice for that. *Kept* is what is on disk of its places."
+    "One process opens the source, whose index is kept, and reads 64 records in stored order, "
+    "alternately. Figures are medians of processor seconds, with files in the page cache, on a "
+    "machine with other work on it. *From its first byte* is how every place was reached before "
+    "shards were entered in their middle; it still applies if no entry points are kept. Both ways "
+    "gave the same records. *Finding* is the first opening, which cuts the shard into units and finds "
+    "its entry points; gzip is decompressed twice for that. *Kept* is the size of the entry points on "
+    "disk."
 )
 
 Pack = Callable[[bytes], bytes]

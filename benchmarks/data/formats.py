@@ -90,20 +90,20 @@ def table_of(caption: str, found: Mapping[str, tuple[int, list[Measured]]]) -> T
 
 
 READING = """\
-Each format holds the same {documents:,} documents in {shards} shards (log-normal, mean about 650 tokens or letters;
+Each format has the same {documents:,} documents in {shards} shards (log-normal, mean about 650 tokens or letters;
 batches and row groups of 512 rows, other units of 4 MiB). A run opens the source without a kept index and reads one
-epoch, shuffled within blocks, on one thread; medians of {repeats} runs, in turns; files are in the page cache. Opening
-finds units and takes a digest of what a shard holds: all its bytes where records have to be searched for (csv, jsonl,
-numpy with an end of document), all headers and samples of the rest for webdataset, samples elsewhere. With a kept index
-opening costs none of it. Text goes through the tokenizer of bytes, one token a letter. Ids of 16 bits are widened to
-32.
-WebDataset pays for a header of 512 bytes for every member, read by Python: the longer its members, the less. Other work
-ran on the machine: the figures by CPU second are the ones to compare."""
+epoch, shuffled within blocks, on one thread. Figures are medians of {repeats} runs, alternately, with files in the
+page cache. Opening finds units and computes a digest of a shard: of all its bytes if records have to be searched for
+(csv, jsonl, numpy with an end of document), of all headers and samples of the rest for webdataset, and of samples
+elsewhere. With a kept index, opening has none of these costs. Text goes through the tokenizer of bytes, one token per
+letter. Ids of 16 bits are widened to 32. WebDataset pays for a header of 512 bytes for every member, read by Python:
+the longer its members, the smaller this cost. Other work ran on the machine, so the figures per CPU second are the
+ones to compare."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--repeats", default=7, show_default=True, type=click.IntRange(1), help="Runs of each."
+    "--repeats", default=7, show_default=True, type=click.IntRange(1), help="Runs of each format."
 )
 @click.option(
     "--documents", default=5_000, show_default=True, help="Documents in each of 4 shards."

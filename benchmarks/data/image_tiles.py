@@ -127,14 +127,16 @@ def table_of(found: Sequence[tuple[Way, Figures]]) -> Table:
 
 
 READING = """\
-Both decode the same bytes in one process, one after the other, {repeats} times each; processor time, in the median.
-Ours gives patches as bytes with the tokens of the image; theirs (`GotOcr2ImageProcessorPil`,
-`Idefics3ImageProcessorPil`) normalised floats of the same tiles, which a rank makes of ours on its device. Pixels of
-InternVL are the same; SmolVLM's processor resizes twice, by another filter."""
+Both decode the same bytes in one process, one after the other, {repeats} times each; figures are median processor
+times. Ours gives patches as bytes with the tokens of the image. Theirs (`GotOcr2ImageProcessorPil`,
+`Idefics3ImageProcessorPil`) gives normalised floats of the same tiles, which a rank computes from ours on its device.
+For InternVL the pixels are the same; SmolVLM's processor resizes twice, with another filter."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--repeats", default=25, show_default=True, help="Times that each is decoded.")
+@click.option(
+    "--repeats", default=25, show_default=True, help="Number of times that each image is decoded."
+)
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(repeats: int, report: bool) -> None:
     """Decode and cut a photograph with this tree and with transformers.

@@ -129,14 +129,14 @@ def table_of(found: Mapping[tuple[int, int], tuple[Figures, Figures]]) -> Table:
 
 
 READING = """\
-A thousand captions of four letters, each with a JPEG of 512 x 512 pixels, read by one rank of the local runtime with
-`loader.memory` of 256 MiB; eight steps are taken, and the rest is what is read ahead of more. Before is commit
-{commit}; each tree runs in a process of its own, after the other. Samples of every step are the same in both.
-Seconds are of a machine with other work on it; images are counted, for 20 s behind the last step at most."""
+A thousand captions of four letters, each with a JPEG of 512 x 512 pixels, are read by one rank of the local runtime
+with `loader.memory` of 256 MiB. The rank takes eight steps; the rest is read-ahead for further steps. Before is
+commit {commit}; each tree runs in a process of its own, one after the other. Samples of every step are the same in
+both. Seconds are of a machine with other work on it. Images are counted until at most 20 s after the last step."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--commit", default=BEFORE, show_default=True, help="What to compare with.")
+@click.option("--commit", default=BEFORE, show_default=True, help="Commit to compare with.")
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(commit: str, report: bool) -> None:
     """Compare this tree with one that requested records by their tokens alone.

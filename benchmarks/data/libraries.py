@@ -258,22 +258,22 @@ def tokenising_tables(folder: Path, texts: Sequence[str], repeats: int) -> list[
 
 
 READING = """\
-Reading: {mib} MiB of source code in {shards} shards, zstd, row groups of {rows:,} documents, on one core, as modules
-and functions (of which most are short), and cut to {letters:,} letters each, as long as web text; files are in the page
-cache. Ours gives a megabyte of documents at a time, with their positions, shuffled within blocks of four row groups, or
-in the order of the file; what the tokenizer takes is taken off. pyarrow gives its columns in the order of the file,
-in one row by row groups that are let go of at once, in one also shuffled within row groups, in one its UTF-8 looked at
-and shuffled over four of them, as ours. The process keeps what it frees for a while, as source loaders do, whoever
-reads. Tokenising: the same documents, 256 at a time, a byte-level BPE of 32,000
-tokens; ours gives arrays, the library objects of its own, of which lists are taken. Chat: {chats:,}
-conversations of one to four turns, tokens and the mask of what the assistant says, under a template with generation
-blocks and under one without, for which transformers gives a mask of zeros; each way has two cores, in processes that
-have opened all before."""
+Reading: {mib} MiB of source code in {shards} shards, zstd, row groups of {rows:,} documents, on one core. Documents
+are modules and functions (of which most are short), or have {letters:,} letters each, as long as web text; files are
+in the page cache. Ours gives a megabyte of documents at a time, with their positions, shuffled within blocks of four
+row groups, or in the order of the file; the time of the tokenizer is subtracted. pyarrow gives its columns in the
+order of the file. In one row of the table it gives row groups that are freed at once; in one they are also shuffled
+within row groups; in one its UTF-8 is checked, and documents are shuffled over four row groups, as ours. In all rows
+the process keeps freed memory for a while, as source loaders do. Tokenising: the same documents, 256 at a time, and a
+byte-level BPE of 32,000 tokens. Ours gives arrays; the library gives objects of its own, which are converted to
+lists. Chat: {chats:,} conversations of one to four turns, converted to tokens and the mask of the assistant's
+answers, under a template with generation blocks and under one without, for which transformers gives a mask of zeros.
+Each way has two cores, in processes that have opened everything before."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--repeats", default=5, show_default=True, type=click.IntRange(1), help="Runs of each."
+    "--repeats", default=5, show_default=True, type=click.IntRange(1), help="Runs of each way."
 )
 @click.option("--mib", default=24, show_default=True, type=click.IntRange(1, 256))
 @click.option("--chats", default=2_000, show_default=True, type=click.IntRange(10))

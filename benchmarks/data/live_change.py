@@ -171,14 +171,14 @@ def table_of(found: Mapping[float, Sequence[Change]], ranks: int, where: str) ->
 
 
 READING = """\
-`omniload mix set` as the command does it, from the asking on; ranks are threads that take a batch of {rows} rows of
-{length:,} tokens whenever their step has passed. As many steps are built ahead as without `prefetch_steps`: 64.
-A change holds from the first step that no rank was given: ranks through Ray fetch the batches of a quarter of a second
-at once, one at least, and those behind them meanwhile. Where two steps have taken half a second or more each, what is
-fetched is lent, and confirmed as they take it; ranks of one process take each batch as they ask.
-Each change draws the sources that the one before did not; documents that were drawn before it and found no
-row yet come with its first steps. A change is asked for as the one before has come to every rank, at the beginning of a
-step, so it waits for all of that step."""
+The change is that of `omniload mix set`, timed from the request on. Ranks are threads that take a batch of {rows}
+rows of {length:,} tokens whenever their step has passed. As many steps are built ahead as without `prefetch_steps`:
+64. A change takes effect from the first step that no rank has received. Ranks through Ray fetch the batches of a
+quarter of a second at once, at least one, and fetch the next ones meanwhile. If two steps have taken half a second or
+more each, fetched batches are lent, and confirmed when a rank takes them. Ranks of one process take each batch on
+request. Each change draws the sources that the previous one did not. Documents that were drawn before it and found no
+row yet come with its first steps. A change is requested when the previous one has reached every rank, at the
+beginning of a step, so it waits for the whole of that step."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -168,13 +168,14 @@ def table_of(found: Mapping[str, Sequence[Took]], sources: int) -> Table:
 
 
 READING = """\
-Each source is a file of {documents} documents of token ids in four row groups. A check is timed as a whole process, its
-start and imports among it; the first batch from the reading of the mix file on, in the local runtime, {rows} rows of
-{length:,} tokens, for which a record of every source is read at least. Through Ray it starts Ray and its roles too.
-Texts are JSON lines, {lines} documents of about 400 bytes a source, tokenised by bytes. What an earlier check found and
-indexed is kept, and modules stand compiled; files are in the page cache. How long it takes depends on what else the
-machine does, processor seconds less so; those of roles through Ray are counted where they end before the process does.
-Of faults that the schema finds a check tells the first fifty, and how many more there are."""
+Each source is a file of {documents} documents of token ids in four row groups. A check is timed as a whole process,
+including its start and imports. The first batch is timed from the reading of the mix file on, in the local runtime,
+with {rows} rows of {length:,} tokens; at least one record of every source is read for it. Through Ray the time also
+includes the start of Ray and its roles. Texts are JSON lines, {lines} documents of about 400 bytes for each source,
+tokenised by bytes. Findings and indexes of an earlier check are kept, modules are compiled, and files are in the page
+cache. Other work on the machine affects the wall time, and the processor seconds less. Processor seconds of roles
+through Ray are counted if the roles end before the process does. A check reports the first fifty faults that the
+schema finds, and the number of further ones."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

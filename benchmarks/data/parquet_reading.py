@@ -155,26 +155,30 @@ def _shown(ratios: Sequence[float]) -> str:
 
 
 NOTES = """\
-Files in the page cache, one core, {repeats} turns of all ways after a first one, each way once unmeasured right before
-it is measured; a ratio is of the processor time of one process within a turn, its median with the least and most, above
-1 where omniload reads more. The process has Arrow keep what was freed for a second, the C library up to 32 MiB of it,
-and no huge pages on a machine that gives memory back to its host, as source loaders have. Ours gives documents of about
-a megabyte at a time (65,536 of them at most), as the planner asks for tokens, with their positions, their UTF-8 looked
-at, in the order of the file or shuffled within blocks of four row groups, less what the tokenizer takes; shuffled ones
-where they lie, as views, so that what it costs to fetch each from there is the tokenizer's. pyarrow's iter_batches
-gives 65,536 rows at a time as it comes, mapped with memory_map=True, or 1,024; nothing is looked at or shuffled. Of
-parts each is what functions take within a read, less those they call; decoding is Arrow's, or of lines zstd and the
-parser, and what is laid end to end of Parquet is looked at meanwhile. The same duties by pyarrow alone are a row group
-decoded as a whole, validated, copied out of the room that its decoder leaves, and shown in parts; shuffled, four row
-groups as one array, taken in an order of numpy: copied, for pyarrow takes no views. Load of the machine by other work
-as this began: {load}."""
+Files are in the page cache, on one core. All ways run in {repeats} turns after a first one, and each way runs once
+unmeasured right before it is measured. A ratio is one of processor times of one process within a turn, as the median
+with the least and the most; above 1 omniload reads more. In the process Arrow keeps freed memory for a second, the C
+library keeps up to 32 MiB of it, and there are no huge pages on a machine that returns memory to its host, as in
+source loaders. Ours gives documents of about a megabyte at a time (65,536 of them at most), as the planner asks for
+tokens, with their positions and with checked UTF-8, in the order of the file or shuffled within blocks of four row
+groups; the time of the tokenizer is subtracted. Shuffled documents are views, so the cost of fetching each from its
+place belongs to the tokenizer. pyarrow's iter_batches gives 65,536 rows at a time by default, also mapped with
+memory_map=True, or 1,024; nothing is checked or shuffled. The time of a part is that of its functions within a read,
+minus that of the functions they call. Decoding is Arrow's, or for lines that of zstd and the parser; texts of Parquet
+are checked while they are laid end to end. The same duties by pyarrow alone are a row group decoded as a whole,
+validated, copied without the spare memory that its decoder leaves, and shown in parts. Shuffled, they are four row
+groups as one array, taken in an order of numpy; that copies, because pyarrow takes no views. Load of the machine by
+other work at the start: {load}."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--repeats", default=5, show_default=True, type=click.IntRange(1))
 @click.option("--mib", default=64, show_default=True, type=click.IntRange(1, 1024))
 @click.option(
-    "--large/--no-large", default=True, show_default=True, help="Row groups of 128 MiB too."
+    "--large/--no-large",
+    default=True,
+    show_default=True,
+    help="Also measure row groups of 128 MiB.",
 )
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(repeats: int, mib: int, large: bool, report: bool) -> None:

@@ -147,9 +147,11 @@ def _read(folder: Path, way: ShuffleConfig) -> tuple[float, float]:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--shards", default=64, show_default=True, type=click.IntRange(1), help="Shards.")
 @click.option(
-    "--units", default=16, show_default=True, type=click.IntRange(1), help="Units of each."
+    "--shards", default=64, show_default=True, type=click.IntRange(1), help="Number of shards."
+)
+@click.option(
+    "--units", default=16, show_default=True, type=click.IntRange(1), help="Units of each shard."
 )
 @click.option(
     "--rows", default=1_000, show_default=True, type=click.IntRange(1), help="Records of a unit."
@@ -159,7 +161,7 @@ def _read(folder: Path, way: ShuffleConfig) -> tuple[float, float]:
     default=3,
     show_default=True,
     type=click.IntRange(1),
-    help="Epochs read by each way.",
+    help="Epochs that each way reads.",
 )
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(shards: int, units: int, rows: int, repeats: int, report: bool) -> None:
@@ -186,10 +188,11 @@ def main(shards: int, units: int, rows: int, repeats: int, report: bool) -> None
             "How well sources are shuffled, and what it costs",
             f"python -m benchmarks.data.shuffle --shards {shards} --units {units} --rows {rows} --repeats {repeats}",
             tables,
-            "The first table is arithmetic of the order, of one epoch; no clock. A unit is 4 MiB of text unless said "
-            "otherwise, some thousand documents of web text. The second reads files that are in the page cache; a "
-            "block of more units than there are is all of them. Ways that decode all of it at once do the same work; "
-            "their figures differ by whether memory was there already.",
+            "The first table is arithmetic of the order of one epoch, without any clock. A unit is 4 "
+            "MiB of text by default, which is some thousand documents of web text. The second table "
+            "reads files that are in the page cache; a block of more units than exist has all of "
+            "them. Ways that decode everything at once do the same work; their figures differ only by "
+            "whether memory was already allocated.",
         )
         click.echo(f"wrote {path.name}")
 

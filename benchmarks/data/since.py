@@ -153,21 +153,24 @@ def table_of(found: Mapping[int, Mapping[str, Sequence[Rate]]]) -> Table:
 
 READING = """\
 One rank of the local runtime reads sources of token ids alone, 16 of two files each, in rows of {length:,} tokens.
-Before is commit {commit}; each tree runs the same loop with its own code in processes of its own, warmed up and
-measured for {seconds:g} s of the processor, files in the page cache: beside other work the clock says little, and
-tokens a processor second say more. With a column, this tree brings a weight of float32 for each label too, which the
-files have beside every token and is not read otherwise."""
+Before is commit {commit}. Each tree runs the same loop with its own code in processes of its own, warmed up and
+measured for {seconds:g} s of processor time, with files in the page cache. Next to other work the wall time says
+little, and tokens per processor second say more. With a column, this tree also reads a float32 weight for each label,
+which the files have for every token and which is not read otherwise."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--commit", default=BEFORE_COLUMNS, show_default=True, help="What to compare with.")
+@click.option("--commit", default=BEFORE_COLUMNS, show_default=True, help="Commit to compare with.")
 @click.option(
-    "--steps", "sizes", default=_STEPS, multiple=True, type=click.IntRange(_LENGTH), help="Tokens."
+    "--steps",
+    "sizes",
+    default=_STEPS,
+    multiple=True,
+    type=click.IntRange(_LENGTH),
+    help="Tokens of a step.",
 )
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1))
-@click.option(
-    "--seconds", default=3.0, show_default=True, help="Processor time of a run that is measured."
-)
+@click.option("--seconds", default=3.0, show_default=True, help="Processor time of a measured run.")
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(commit: str, sizes: tuple[int, ...], repeats: int, seconds: float, report: bool) -> None:
     """Compare this tree with an earlier one; by default with the last one before samples had columns.

@@ -71,11 +71,13 @@ if __name__ == "__main__":
     ).save_to_disk(str(to / "saved"))
 """
 READING = (
-    "One thread reads an epoch of each, shuffled within blocks, in turns; medians of processor seconds, files in the "
-    "page cache, on a machine with other work on it. *filling* tokenises and writes the cache, *from the cache* finds "
-    "every unit in it, with a checksum and with a key. *parquet* holds the same tokens as lists of int32, zstd, in row "
-    "groups of 512 documents. Before a run: the same documents, each way a command that starts, reads the text, and "
-    "leaves tokens on disk, of 16 bits in the cache and of 32 elsewhere; datasets keeps its own copy of the text too."
+    "One thread reads an epoch of each, shuffled within blocks, alternately. Figures are medians of "
+    "processor seconds, with files in the page cache, on a machine with other work on it. *filling* "
+    "tokenises and writes the cache. *from the cache* finds every unit in it, with a checksum and "
+    "with a key. *parquet* has the same tokens as lists of int32, zstd, in row groups of 512 "
+    "documents. Before a run: each way is a command that starts, reads the text of the same "
+    "documents, and leaves tokens on disk, of 16 bits in the cache and of 32 bits elsewhere. datasets "
+    "also keeps its own copy of the text."
 )
 
 
@@ -163,13 +165,13 @@ def _ahead(folder: Path, rounds: int, with_datasets: Path | None) -> dict[str, l
     type=click.IntRange(1, 1024),
     default=24,
     show_default=True,
-    help="Size of the corpus, of which the modules are read.",
+    help="Size of the corpus, whose modules are read.",
 )
 @click.option("--rounds", type=click.IntRange(1, 50), default=5, show_default=True)
 @click.option(
     "--datasets-python",
     type=click.Path(path_type=Path),
-    help="Python of an environment with datasets and transformers, for what people use.",
+    help="Python of an environment with datasets and transformers, for the usual way.",
 )
 @click.option("--report", is_flag=True, help="Write a report.")
 def main(mib: int, rounds: int, datasets_python: Path | None, report: bool) -> None:

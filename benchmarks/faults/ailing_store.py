@@ -171,12 +171,13 @@ class _Server(ThreadingHTTPServer):
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--folder", required=True, type=click.Path(exists=True, file_okay=False), help="What it serves."
+    "--folder",
+    required=True,
+    type=click.Path(exists=True, file_okay=False),
+    help="Folder to serve.",
 )
-@click.option(
-    "--answers-after", "answers_after_s", default=0.0, help="Seconds that an answer takes."
-)
-@click.option("--address", default="127.0.0.1", show_default=True, help="Where it listens.")
+@click.option("--answers-after", "answers_after_s", default=0.0, help="Seconds for an answer.")
+@click.option("--address", default="127.0.0.1", show_default=True, help="Address to listen on.")
 def main(folder: str, answers_after_s: float, address: str) -> None:
     """Serve a folder over HTTP until standard input ends; the lines of standard input start faults.
 

@@ -101,16 +101,16 @@ def put_sources(folder: Path, corpus: MixedSources, url: str) -> None:
 READING = """\
 {faults}, each once the plane had recovered from the one before; {trial.ranks} ranks, {trial.loaders} source loaders
 with {trial.shadows} shadows each, {trial.sources} sources of pre-tokenised parquet{readers}, steps of {tokens:,}
-tokens, {trial.step_ms:g} ms of the trainer's own time a step. A wait is that of `next_batch` in the rank that waited
-longest, over all steps from the fault until the lost role was held again, every shadow stood ready and what was built
-before was used up; of a start, that for each step until every shadow stood ready; of nothing, that for each step
-between a recovery, {calm} steps at least, and the next fault. Less stops: without the time in which the machine did
-not run one of its cores, as one process a core{how} saw it; in all {stops}. Ended and replaced within: the longest
-time from the fault until the process that was struck had ended, which for one that is stopped is when that was
-noticed, and until another one was in its place, which of a shadow is until it stood ready with its first blocks
-decoded; of one that starves there is neither, unless it was taken for one that hangs. A sample that is lost or
-comes twice would show in the digest of its step, which is compared with an unbroken
-run in one process.{hosts}{store}{refusals}"""
+tokens, {trial.step_ms:g} ms of the trainer's own time for a step. A wait is that of `next_batch` in the rank that
+waited longest. For a fault it is counted over all steps until the lost role was held again, every shadow stood by and
+the steps built before were used up. For a start it is that for each step until every shadow stood by. For nothing it
+is that for each step between a recovery, {calm} steps at least, and the next fault. "Less stops" excludes the time in
+which the machine did not run one of its cores, as one process on each core{how} saw it; in all {stops}. "Ended" and
+"replaced within" are the longest times from the fault until the struck process had ended, and until another process
+had replaced it. For a stopped process the end is when the stop was noticed; for a shadow the replacement is when the
+new shadow stood by with its first blocks decoded. A starving process has neither, unless it was taken for one that
+hangs. A lost or repeated sample would show in the digest of its step, which is compared with an unbroken run in one
+process.{hosts}{store}{refusals}"""
 
 
 @contextmanager
@@ -130,8 +130,8 @@ def _sources_at(
 
 
 _ON_TWO_HOSTS = """\
- The job was on two hosts, namespaces of the network with a node of Ray each: shadows stood by on the other one, which
-`network` cuts off. A loader that was a shadow serves from there, and is lost once it is silent for 10 s."""
+The job was on two hosts, which are network namespaces with a node of Ray each. Shadows stood by on the other one,
+which `network` cuts off. A loader that was a shadow serves from there, and is lost once it is silent for 10 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,9 +251,9 @@ class _Outcome:
         if self.counts is None:
             return ""
         return (
-            f" The store, a server of HTTP that takes {1000 * _ANSWERS_AFTER_S:.0f} ms for an answer, answered "
-            f"{self.counts['answered']} requests, refused {self.counts['refused']}, and was ten times slower for "
-            f"{self.counts['slow']}."
+            f" The store, an HTTP server that takes {1000 * _ANSWERS_AFTER_S:.0f} ms for an answer, answered "
+            f"{self.counts['answered']} requests, refused {self.counts['refused']}, and answered "
+            f"{self.counts['slow']} ten times slower."
         )
 
     def of_refusals(self) -> str:
@@ -261,8 +261,8 @@ class _Outcome:
         if not (refusals := self.ordeal.refusals):
             return ""
         return (
-            f" {len(refusals)} planes refused a damaged journal by name, and another one went on from the state "
-            f"before it, which the wait includes. The last one said: {refusals[-1]}."
+            f" {len(refusals)} planes refused a damaged journal by name, and another plane resumed from the "
+            f"state before it, which the wait includes. The last message: {refusals[-1]}."
         )
 
 
@@ -302,10 +302,14 @@ def _outcome_of(trial: _Trial, made: Path, hosts: Hosts | None) -> _Outcome:
 @click.option(
     "--script",
     type=click.File(),
-    help="Faults, as they are printed where they are drawn: lines of STEP ROLE KIND [SECONDS]; - for standard input.",
+    help="Faults in the printed form of drawn ones: lines of STEP ROLE KIND [SECONDS]; - for standard input.",
 )
 @click.option(
-    "--faults", "count", default=50, show_default=True, help="Drawn in all, without --script."
+    "--faults",
+    "count",
+    default=50,
+    show_default=True,
+    help="Number of drawn faults, without --script.",
 )
 @click.option("--role", "roles", multiple=True, default=("loader",), show_default=True)
 @click.option(
@@ -319,7 +323,7 @@ def _outcome_of(trial: _Trial, made: Path, hosts: Hosts | None) -> _Outcome:
 @click.option(
     "--disk",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A small file system: the run's folder lies there, and --kind full fills it.",
+    help="Folder on a small file system for the run's folder; --kind full fills it.",
 )
 @click.option("--shadows", default=1, show_default=True, type=click.IntRange(0, 2))
 @click.option("--ranks", default=4, show_default=True, type=click.IntRange(1))
@@ -330,13 +334,21 @@ def _outcome_of(trial: _Trial, made: Path, hosts: Hosts | None) -> _Outcome:
     default=1,
     show_default=True,
     type=click.IntRange(1, 8),
-    help="Of the heaviest source.",
+    help="Readers of the heaviest source.",
 )
-@click.option("--sources-at", "url", help="Read them from here: they are put there first.")
-@click.option("--step-ms", default=20.0, show_default=True, help="The trainer's own time a step.")
+@click.option(
+    "--sources-at",
+    "url",
+    help="Store to which the sources are copied, and from which they are read.",
+)
+@click.option(
+    "--step-ms", default=20.0, show_default=True, help="The trainer's own time for a step."
+)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
-@click.option("--name", default="chaos", show_default=True, help="Of the report.")
+@click.option(
+    "--name", default="chaos", show_default=True, help="Further word in the name of the report."
+)
 def main(  # noqa: PLR0913 -- options
     *,
     script: IO[str] | None,

@@ -101,7 +101,7 @@ def _may_be_real_time() -> bool:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--core", required=True, type=int, help="The core to watch.")
 @click.option(
-    "--to", "path", required=True, type=Path, help="File of begins and ends, two doubles each."
+    "--to", "path", required=True, type=Path, help="File for starts and ends, two doubles each."
 )
 def main(core: int, path: Path) -> None:
     """Record when a core stands still, until killed.

@@ -79,11 +79,11 @@ def taken_by(folder: Path, memory: int, steps: int) -> tuple[int, int]:
 
 
 READING = """\
-A process of its own for each row takes {steps} steps of 64 rows of {record:,} tokens, of {sources} sources through
-threads (`runtime.kind: local`), and lets each batch go. Each source is four row groups of 6 MiB, all of which its
-shuffle draws from: {need} MiB of decoded blocks in all. "counted" is the most that the loader held of blocks,
-decoding and samples read ahead, by its own count; "process" is the most that the kernel saw resident (VmHWM); "over
-the base" is that less what the same process takes of sources whose blocks are 32 times smaller."""
+For each row a process of its own takes {steps} steps of 64 rows of {record:,} tokens, of {sources} sources through
+threads (`runtime.kind: local`), and releases each batch. Each source has four row groups of 6 MiB, and its shuffle
+draws from all of them: {need} MiB of decoded blocks in all. "counted" is the most memory of the loader for blocks,
+decoding and samples read ahead, by its own count. "process" is the most that the kernel saw resident (VmHWM). "over
+the base" is that minus the memory of the same process for sources whose blocks are 32 times smaller."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

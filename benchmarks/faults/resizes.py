@@ -113,17 +113,19 @@ def table_of(found: Changes, same: bool) -> Table:
 
 
 READING = """\
-All ranks are clients in one process, and the roles of the plane processes on Ray; {sources} sources of pre-tokenised
-parquet, steps of {tokens:,} tokens, {step_ms:g} ms of the trainer's own time a step, {between} steps between two
-changes. A time without a batch is that from when all ranks had the batch before until all had the next one, with the
-calls of `resize` in it, and of ranks that come their joining, but not the start of their processes. A sample that is
-lost or comes twice would show in the digest of its step, which is compared with an unbroken run in one process."""
+All ranks are clients in one process, and the roles of the plane are processes on Ray; {sources} sources of
+pre-tokenised parquet, steps of {tokens:,} tokens, {step_ms:g} ms of the trainer's own time for a step, {between}
+steps between two changes. A time without a batch is counted from when all ranks had one batch until all had the next
+one. It includes the calls of `resize`, and the joining of new ranks, but not the start of their processes. A lost or
+repeated sample would show in the digest of its step, which is compared with an unbroken run in one process."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--sizes", default=(4, 3), show_default=True, multiple=True, type=click.IntRange(1))
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(1))
-@click.option("--step-ms", default=20.0, show_default=True, help="The trainer's own time a step.")
+@click.option(
+    "--step-ms", default=20.0, show_default=True, help="The trainer's own time for a step."
+)
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(sizes: tuple[int, ...], rounds: int, step_ms: float, report: bool) -> None:
     """Change the ranks of a running plane and compare every step with an unbroken run.

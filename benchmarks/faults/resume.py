@@ -204,22 +204,24 @@ def measured(
 
 
 READING = """\
-The first batch comes within {worst:.2f} s of opening the data plane, at every position from 0 to {last:,}
-samples (local runtime, the slowest of all runs); the next {batches} batches are {same} those of the unbroken
-run. Through Ray, its start included, it takes {ray}. A position is found by arithmetic: what a resume costs
-is opening {files} files of {groups:,} row groups in all, whose footers are read anew each time (no index is
-kept), and decoding one block of each source; neither depends on how far the run was. The last column is what
-people do where a loader keeps no position: iterate and throw away, here a `DataLoader` in one process over
-the same files with views of the Arrow column, at {rate:,.0f} samples/s measured over a few seconds and
-extrapolated ("about" where that is longer than {skip:.0f} s). The corpus holds {documents:,} documents in
-{sources} sources, of {mean} tokens in the mean; higher positions are later epochs. Every resume is a process
-of its own; its imports, about a second, are not in the figures."""
+The first batch comes within {worst:.2f} s of opening the data plane, at every position from 0 to {last:,} samples
+(local runtime, the slowest of all runs); the next {batches} batches are {same} those of the unbroken run. Through
+Ray, including its start, it takes {ray}. A position is found by arithmetic. A resume opens {files} files of
+{groups:,} row groups in all, whose footers are read anew each time (no index is kept), and decodes one block of each
+source; neither cost depends on the progress of the run. The last column is the usual way if a loader keeps no
+position: iterate and discard. Here it is a `DataLoader` in one process over the same files with views of the Arrow
+column, at {rate:,.0f} samples/s, measured over a few seconds and extrapolated ("about" if the time is longer than
+{skip:.0f} s). The corpus has {documents:,} documents in {sources} sources, of {mean} tokens in the mean; higher
+positions are later epochs. Every resume is a process of its own; its imports, about a second, are not in
+the figures."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1))
 @click.option("--most", default=10_000_000, show_default=True, help="Last position, in samples.")
-@click.option("--batches", default=100, show_default=True, help="Batches compared after a resume.")
+@click.option(
+    "--batches", default=100, show_default=True, help="Number of batches compared after a resume."
+)
 @click.option("--shards", default=8, show_default=True, help="Files of each of 16 sources.")
 @click.option("--ray/--no-ray", default=True, show_default=True, help="Resume once through Ray.")
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")

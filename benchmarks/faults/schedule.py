@@ -65,8 +65,11 @@ class Fault:
     step: int
     """Least number of steps before the fault."""
     role: str
-    """``loader-0``, ``planner``, ``constructor-0``; ``shadow-0`` for a shadow of ``loader-0``, ``reader-0`` for a
-    reader; ``NO_ROLE`` where the kind strikes none."""
+    """Name of the struck role, such as ``loader-0``, ``planner`` or ``constructor-0``.
+
+    ``shadow-0`` is a shadow of ``loader-0``, and ``reader-0`` is a reader. ``NO_ROLE`` stands for faults that strike no
+    role.
+    """
     kind: str
     seconds: float = 0.0
 

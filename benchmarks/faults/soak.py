@@ -174,10 +174,11 @@ def mix_for(corpus: MixedSources, *, ranks: int, loaders: int, length: int) -> M
 
 READING = """\
 {ranks} ranks in one process, {loaders} source loaders with a shadow each, {sources} sources of pre-tokenised parquet,
-steps of {tokens:,} tokens, a journal in a folder. Everything is looked at {looks} times; a row compares the middle of
-what was held from half of the steps on, for 15 % of them, with that of the last 15 %: allocators take many steps to
-find what they keep. More is growth where it is over 4 MiB and a twentieth, or two descriptors or threads. Of /dev/shm
-the bytes in use and the number of names stand in place of PSS and descriptors."""
+steps of {tokens:,} tokens, a journal in a folder. All processes are looked at {looks} times. A row compares the
+median of the figures after half of the steps, over 15 % of the steps, with that of the last 15 %, because allocators
+take many steps to find the memory that they keep. An increase counts as growth if it is over 4 MiB and a twentieth,
+or over two descriptors or threads. For /dev/shm the columns have the bytes in use and the number of names instead of
+PSS and descriptors."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -301,13 +301,15 @@ def tables(
 
 
 @click.command()
-@click.option("--size-mib", default=4096, show_default=True, help="The whole checkpoint.")
+@click.option("--size-mib", default=4096, show_default=True, help="Size of the whole checkpoint.")
 @click.option("--ranks", default=4, show_default=True)
 @click.option("--tensors", default=32, show_default=True)
 @click.option("--stripes", default=4, show_default=True)
 @click.option("--stream-mb", default=8.0, show_default=True, help="MB/s of one stream.")
 @click.option("--datanodes", default=4, show_default=True)
-@click.option("--single-mib", default=512, show_default=True, help="The single striped file.")
+@click.option(
+    "--single-mib", default=512, show_default=True, help="Size of the single striped file."
+)
 @click.option("--times", default=2, show_default=True, help="Cold loads of the safetensors file.")
 @click.option(
     "--write-report", "reading", default="", help="Write a dated report with this reading."

@@ -259,12 +259,13 @@ def compared(contenders: list[Contender], base: Path, data: bytes, rounds: int) 
     return rounds_of(contenders, root, data, rounds)
 
 
-READING = """Each figure is the median of {rounds} rounds of {size} MiB; every read is the first on a fresh mount,
-after the kernel's caches were dropped. In a round each contender runs once, in an order that shifts by one, so that
-a busy moment meets all. All are mounted as they come, but for s3fs, given 8 parallel requests, and the second
-rclone, given its cache in full mode (in memory) and 64 MiB of read-ahead; its close returns before the upload, so
-it is left out of the writes. A write ends when close has returned. Servers, mounts and readers share the cores
-named above, so these are ratios of work done per core, not of a network."""
+READING = """\
+Each figure is the median of {rounds} rounds of {size} MiB; every read is the first on a fresh mount, after the
+kernel's caches were dropped. In a round each contender runs once, in an order that shifts by one, so a busy moment
+affects all. All are mounted with their defaults, with two exceptions: s3fs has 8 parallel requests, and the second
+rclone has its cache in full mode (in memory) and 64 MiB of read-ahead. The close of that rclone returns before the
+upload, so it is left out of the writes. A write ends when close has returned. Servers, mounts and readers share the
+cores named above, so these are ratios of work done per core, not of a network."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -274,7 +275,7 @@ named above, so these are ratios of work done per core, not of a network."""
 @click.option("--hdfs/--no-hdfs", default=True, show_default=True)
 @click.option(
     "--hadoop-client",
-    help="Folder with the jars of Hadoop's client for our mounts; without it that of the cluster, 2.7.",
+    help="Folder with the jars of Hadoop's client for our mounts; by default those of the cluster, 2.7.",
 )
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(

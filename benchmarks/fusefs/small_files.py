@@ -167,7 +167,7 @@ _PLACES: dict[str, dict[str, str]] = {
 
 @click.command()
 @click.option("--files", "num_files", default=5000, show_default=True)
-@click.option("--turns", default=3, show_default=True, help="Of each; medians are shown.")
+@click.option("--turns", default=3, show_default=True, help="Turns of each; medians are shown.")
 @click.option("--report", is_flag=True, help="Write a report.")
 def main(num_files: int, turns: int, *, report: bool) -> None:
     """Measure small files on the disk, in memory, and on mounts of a store on that disk."""
@@ -206,13 +206,13 @@ def _shown(task: int, turns: list[float]) -> str:
 
 def _write(table: Table, num_files: int, turns: int, loads: list[float]) -> None:
     reading = (
-        f"{num_files} files of 1,000 bytes created one after the other; an archive of as many of 100 to 8,100 bytes; a "
-        f"repository of {num_files // 5}. Medians of {turns} turns, all places in each turn; in brackets the least and "
-        f"the most. The load of the machine, which others used, was {min(loads):.1f} to {max(loads):.1f} on two cores. "
+        f"{num_files} files of 1,000 bytes are created one after the other; an archive has as many of 100 to 8,100 bytes, a "
+        f"repository {num_files // 5}. Figures are medians of {turns} turns, with all places in each turn; in brackets are "
+        f"the least and the most. The load of the machine, with other work on it, was {min(loads):.1f} to {max(loads):.1f} on two cores. "
         "Disk and memory are without a mount, and without fsync of their own. "
         f"*{_EMPTY}* is a file system in memory that answers the same requests through that binding and does "
-        "nothing else: no store behind it can be quicker. The last two columns are processor time of the daemon, "
-        "which the load stretches less than the time on the clock."
+        "nothing else, so no real store can be quicker. The last two columns are processor time of the daemon, "
+        "which the load stretches less than wall time."
     )
     command = (
         f"python -m benchmarks.fusefs.small_files --files {num_files} --turns {turns} --report"

@@ -28,18 +28,21 @@ _KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "striped": {"files": {"striping": {"unit": "8KiB", "count": 2}, "plain_limit": "4KiB"}},
 }
-_ABOUT = """An open shows one version whole, or says ESTALE: at the open, where the file was replaced twice \
-while it was opened, or at a read, where the objects of its version are gone. Anything else would stand under \
-*wrong*: bytes of two versions, zeros at the end, a size of another version. Each run has {readers} readers on \
-each of two mounts of one local store in memory, a writer on each that renames versions over {names} files, and \
-one on a third mount that writes into one of them; a writer rests {rest_ms} ms after each round."""
+_ABOUT = """\
+An open shows one whole version, or reports ESTALE: at the open, if the file was replaced twice while it was opened,
+or at a read, if the objects of its version are gone. Anything else would count as *wrong*: bytes of two versions,
+zeros at the end, a size of another version. Each run has {readers} readers on each of two mounts of one local store
+in memory, a writer on each that renames versions over {names} files, and one on a third mount that writes into one
+of them; a writer rests {rest_ms} ms after each round."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--reads", default=200_000, show_default=True, help="Reads of each binding.")
 @click.option("--readers", default=3, show_default=True, help="Readers on each of two mounts.")
 @click.option("--bridge", "bridges", multiple=True, type=click.Choice(_BRIDGES), default=_BRIDGES)
-@click.option("--rest-ms", default=2.0, show_default=True, help="What a writer rests each round.")
+@click.option(
+    "--rest-ms", default=2.0, show_default=True, help="Rest of a writer after each round."
+)
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(reads: int, readers: int, bridges: tuple[str, ...], rest_ms: float, report: bool) -> None:
     """Race readers with writers over two mounts; exit with 1 if an open was wrong.

@@ -141,9 +141,11 @@ def _digest(batch: object) -> list[int]:
 @click.command()
 @click.option("--rounds", default=5, show_default=True, help="Turns of every loader.")
 @click.option("--share", default=1.0, show_default=True, help="Part of the batches of a turn.")
-@click.option("--samples", default=2_000_000, show_default=True, help="Of the part 'memory'.")
 @click.option(
-    "--parts", default="throughput,resume,memory", show_default=True, help="What to measure."
+    "--samples", default=2_000_000, show_default=True, help="Samples of the part 'memory'."
+)
+@click.option(
+    "--parts", default="throughput,resume,memory", show_default=True, help="Parts to measure."
 )
 @click.option("--report/--no-report", default=True, help="Write the dated report.")
 def main(rounds: int, share: float, samples: int, parts: str, report: bool) -> None:
@@ -172,9 +174,9 @@ def main(rounds: int, share: float, samples: int, parts: str, report: bool) -> N
 
 
 _READING = (
-    f"torch is {torch.__version__}. The samples lie in memory, so that the loaders themselves are measured and not the "
+    f"torch is {torch.__version__}. The samples lie in memory, so the loaders themselves are measured and not the "
     f"reading or decoding of files. *read* means that the consumer copies each batch once. The machine is shared: "
-    f"ratios of turns beside each other and CPU time say more than rates. {TorchLoader.__name__} and torchdata run "
+    f"ratios within a turn and CPU time say more than rates. {TorchLoader.__name__} and torchdata run "
     "with their own defaults."
 )
 

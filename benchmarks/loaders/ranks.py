@@ -137,12 +137,12 @@ def flat_table(found: Mapping[int, Pss]) -> Table:
 
 
 READING = """\
-Log-normal documents of 400 tokens in the median, cut at 4,096, in parquet; each rank gets rows of 4,096 tokens. Every
-rank of torch's loaders reads every source in each of two workers, as people do; ranks of ours are processes on one
-data plane of Ray on the same machine, and read tokens, labels and positions. Every process counts, what several share
-once. The work is not the same, to our disadvantage, as in the report of `benchmarks.loaders.throughput`. By ranks,
-without torch in them, it is the most of {looks} looks a second apart: source loaders fill their memory with decoded
-blocks first."""
+Log-normal documents of 400 tokens in the median, cut at 4,096, in parquet; each rank gets rows of 4,096 tokens. With
+torch's loaders every rank reads every source in each of two workers, which is the usual way. Our ranks are processes
+on one data plane of Ray on the same machine, and read tokens, labels and positions. Every process counts, and shared
+memory counts once. The work is not the same, to our disadvantage, as in the report of
+`benchmarks.loaders.throughput`. The memory by ranks is measured without torch in them. It is the most of {looks}
+looks a second apart, because source loaders fill their memory with decoded blocks first."""
 
 
 def _measured_rates(folder: Path, repeats: int, seconds: float) -> Table:
@@ -209,7 +209,7 @@ def _measured_flat(folder: Path, ranks: Sequence[int]) -> Table:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--rates/--no-rates", default=True, show_default=True, help="Measure tokens a second."
+    "--rates/--no-rates", default=True, show_default=True, help="Measure tokens per second."
 )
 @click.option("--memory/--no-memory", default=True, show_default=True, help="Measure memory.")
 @click.option(
@@ -224,9 +224,9 @@ def _measured_flat(folder: Path, ranks: Sequence[int]) -> Table:
     default=3,
     show_default=True,
     type=click.IntRange(1),
-    help="Runs of each, of rates.",
+    help="Runs of each rate.",
 )
-@click.option("--seconds", default=5.0, show_default=True, help="Measured time of a run.")
+@click.option("--seconds", default=5.0, show_default=True, help="Time of a measured run.")
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(
     *,

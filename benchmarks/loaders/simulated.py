@@ -168,11 +168,16 @@ def _run(spec: PlaneSpec, paces: Sequence[Pace]) -> list[Found]:
 @click.command
 @click.option("--kind", type=click.Choice(["local", "ray"]), default="ray", show_default=True)
 @click.option(
-    "--text", is_flag=True, help="A heavy source of text, not sixteen sources of token ids."
+    "--text", is_flag=True, help="A heavy source of text instead of sixteen sources of token ids."
 )
 @click.option("--ranks", type=int, multiple=True, default=(1, 2, 4, 8), show_default=True)
 @click.option(
-    "--readers", type=int, multiple=True, default=(1,), show_default=True, help="Of the heavy text."
+    "--readers",
+    type=int,
+    multiple=True,
+    default=(1,),
+    show_default=True,
+    help="Readers of the heavy text.",
 )
 @click.option("--rank-tokens", type=int, multiple=True, default=(8_192, 65_536), show_default=True)
 @click.option(
@@ -181,12 +186,14 @@ def _run(spec: PlaneSpec, paces: Sequence[Pace]) -> list[Found]:
     multiple=True,
     default=((50.0, 160),),
     show_default=True,
-    help="Milliseconds that training takes, and steps of them.",
+    help="Milliseconds of training, and steps with it.",
 )
-@click.option("--steps", type=click.IntRange(4), help="At full speed; by default by their size.")
+@click.option(
+    "--steps", type=click.IntRange(4), help="Steps at full speed; by default by their size."
+)
 @click.option("--turns", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--report", is_flag=True, help="Write a report.")
-@click.option("--label", default="", help="A further word for the name of the report's file.")
+@click.option("--label", default="", help="Further word in the name of the report's file.")
 def main(
     kind: str,
     text: bool,

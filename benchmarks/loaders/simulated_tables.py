@@ -16,19 +16,19 @@ from omniload.simulation.figures import Waits
 __all__ = ["READING", "Cell", "Compared", "Pairs", "rates_table", "roles_table", "waits_table"]
 
 READING = """\
-Ranks touch nothing. Of runs on Ray they are processes of their own, in one process threads. A run is driven at full
-speed, each rank by itself, and with times that training takes in turn, at which all ranks begin together: what the
-last of them waits for its batch is the wait of the step. Ranks sleep and meet: what a step took of a run beside its
-wait is what training takes in the simulation. Of full speed the middle one of three paces or more of a run counts. What
-things take is measured anew for each number of ranks, as whoever asks has it, before each turn of its runs and after
-the last, messages once for all its sizes: each job is compared with simulations of all those profiles, with some seeds
-each, which decide how late messages are. A simulation gets as many cores as were left to the runs at
-full speed beside other work. Figures are medians, and ratios those of the medians; in brackets stands how far single
-runs and simulations go. Waits of runs are those of all their turns together, and a simulation has as many steps as
-all of them. Runs apart is the largest figure of a turn over the smallest. Idle beside work is the part of what
-threads wanted of cores that none had, as a core idled meanwhile; in the planes of which messages are measured a
-simulation finds how much that is. A figure agrees where it is within 15 % of that of the runs, or else where it is no
-further from it than they are from each other.
+Ranks only take batches. In runs on Ray they are separate processes, in one process they are threads. A run is driven
+at full speed, each rank by itself, and with several training times, one after another, at which all ranks begin
+together; the wait of the step is then the longest wait of a rank for its batch. Ranks sleep and meet, so the training
+time in the simulation is the time of a run's step without its wait. At full speed a run has three paces or more, and
+the median one counts. The costs are measured anew for each number of ranks, as a user would measure them, before each
+turn of its runs and after the last; the cost of messages is measured once for all its sizes. Each job is compared
+with simulations of all these profiles, with some seeds each, which decide the delays of messages. A simulation gets
+as many cores as other work left to the runs at full speed. Figures are medians, and ratios are those of the medians;
+the range of single runs and simulations is in brackets. Waits of runs are those of all their turns together, and a
+simulation has as many steps as all of them. Runs apart is the largest figure of a turn over the smallest. Idle beside
+work is the part of the wanted core time that was not granted although a core was idle; in the planes whose messages
+are measured, a simulation finds this part itself. A figure agrees if it is within 15 % of that of the runs, or if it
+is no further from that than the runs are from each other.
 """
 AGREES = 0.15
 """Largest relative difference that counts as agreement."""

@@ -248,19 +248,19 @@ def table_of(caption: str, step_s: float, found: Mapping[str, Sequence[Sequence[
 
 
 READING = """\
-Steps of {rows} rows of {length:,} tokens of {sources} sources, of which one, a fifth of the tokens, is slow; a step
-computes for {step:g} ms, in which the processor rests, so that no loader gives more than {most:g} steps a second. A
-step waited if its batch came more than half a step late. Loaders take turns of {steps} steps, each in a process of its
-own, behind {warm} that are not counted: the first slow samples are waited for by all. A DataLoader has {workers}
-workers, each with its own shards of every source. With `in_order=False` it hands out whichever batch is ready first,
-so that no two runs have the same order; the other two keep theirs. All have {ahead} batches ahead. omniload has one
-loader in threads of the trainer, and reads the slow source further ahead."""
+Steps have {rows} rows of {length:,} tokens of {sources} sources. One source, with a fifth of the tokens, is slow. A
+step computes for {step:g} ms, in which the processor rests, so no loader gives more than {most:g} steps a second. A
+step waited if its batch came more than half a step late. Loaders alternate in turns of {steps} steps, each in a
+process of its own, after {warm} steps that are not counted, because every loader waits for the first slow samples. A
+DataLoader has {workers} workers, each with its own shards of every source. With `in_order=False` it hands out the
+first batch that is ready, so no two runs have the same order; the other two loaders keep their order. All have
+{ahead} batches ahead. omniload has one loader in threads of the trainer, and reads the slow source further ahead."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--steps", default=500, show_default=True, help="Counted steps of a turn.")
 @click.option("--turns", default=3, show_default=True, help="Turns of each loader.")
-@click.option("--step-ms", default=10, show_default=True, help="Computing of a step.")
+@click.option("--step-ms", default=10, show_default=True, help="Computing time of a step.")
 @click.option("--workers", default=2, show_default=True, help="Workers of a DataLoader.")
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(steps: int, turns: int, step_ms: int, workers: int, report: bool) -> None:

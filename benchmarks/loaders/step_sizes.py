@@ -44,18 +44,18 @@ def table_of(found: Mapping[int, Mapping[str, list[float]]]) -> Table:
 
 
 READING = """\
-One rank takes steps of 8 thousand to 512 thousand tokens of the same {sources} sources; a step of the others is a
-batch of as many rows of {row:,} tokens. The work is not the same, to our disadvantage, as in the report of
-`benchmarks.loaders.throughput`: the others give tokens alone and keep no exact place to resume from. Every run
-is a fresh process, warmed up for 1 s and measured for {seconds:g} s; files are in the page cache; the consumer reads
-labels and positions of ours, which are made then, and touches nothing else."""
+One rank takes steps of 8 thousand to 512 thousand tokens of the same {sources} sources; a step of the other loaders
+is a batch with the same number of rows of {row:,} tokens. The work is not the same, to our disadvantage, as in the
+report of `benchmarks.loaders.throughput`: the others give tokens alone and keep no exact place to resume from. Every
+run is a fresh process, warmed up for 1 s and measured for {seconds:g} s; files are in the page cache. The consumer
+reads labels and positions of ours, which are made on access, and touches nothing else."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--repeats", default=3, show_default=True, type=click.IntRange(1), help="Runs of each."
+    "--repeats", default=3, show_default=True, type=click.IntRange(1), help="Runs of each loader."
 )
-@click.option("--seconds", default=3.0, show_default=True, help="Measured time of a run.")
+@click.option("--seconds", default=3.0, show_default=True, help="Time of a measured run.")
 @click.option(
     "--documents", default=3_000, show_default=True, help="Documents in each of 32 files."
 )

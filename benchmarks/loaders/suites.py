@@ -96,8 +96,8 @@ def _run(tests: Path, loader: str, limit_s: int, only: str) -> dict[str, str]:
               help="PyTorch's test/test_dataloader.py.")  # fmt: skip
 @click.option("--torchdata", "torchdatas", type=click.Path(exists=True, path_type=Path),
               multiple=True, help="torchdata's test/stateful_dataloader, or a file of it.")  # fmt: skip
-@click.option("--limit-s", default=120, show_default=True, help="Seconds that a case may take.")
-@click.option("--only", default="", help="Cases, as pytest's -k takes them.")
+@click.option("--limit-s", default=120, show_default=True, help="Time limit of a case in seconds.")
+@click.option("--only", default="", help="Cases to run, as for pytest's -k.")
 def main(torchs: tuple[Path, ...], torchdatas: tuple[Path, ...], limit_s: int, only: str) -> None:
     """Run suites of loader tests with their own loader and with ours, and compare case by case."""
     listed, rows = deviations_in(_DEVIATIONS.read_text(encoding="utf-8")), []

@@ -110,29 +110,31 @@ def table_of(rates: Mapping[str, list[float]]) -> Table:
 
 
 READING = """\
-omniload gives {lists:.1f} times the tokens of a `DataLoader` with two workers that keeps documents as lists,
-as tutorials do, {arrays:.2f} times those of the same `DataLoader` with views of the Arrow column and one copy
-of every token, and {nodes:.2f} times those of `torchdata.nodes` with a decoding thread for every source and
-the same views. All read the same files, {sources} sources of log-normal documents (mean about 650 tokens, cut
-at 32k) with weights from 1 to {sources}, and give {rows} rows of {length:,} tokens at a time. The work is not
-the same, to our disadvantage: the baselines give tokens alone, in random order of sources and stored order of
-documents, and keep no exact place to resume from; omniload shuffles rows within blocks, meets the weights to
-the token, packs best-fit without cutting documents, balances, and gives labels, positions, source numbers,
-document bounds and keys beside the tokens. The baselines give padding-free rows; padding of ours is not
-counted. Every run is a fresh process, warmed up for {warm:.0f} s and measured for {seconds:.0f} s; files are
-in the page cache; the consumer reads labels and positions of ours, which are made then, and touches nothing else."""
+omniload gives {lists:.1f} times the tokens of a `DataLoader` with two workers that keeps documents as lists, as
+tutorials do, {arrays:.2f} times those of the same `DataLoader` with views of the Arrow column and one copy of every
+token, and {nodes:.2f} times those of `torchdata.nodes` with a decoding thread for every source and the same views.
+All read the same files, {sources} sources of log-normal documents (mean about 650 tokens, cut at 32k) with weights
+from 1 to {sources}, and give {rows} rows of {length:,} tokens at a time. The work is not the same, to our
+disadvantage. The baselines give tokens alone, in random order of sources and stored order of documents, and keep no
+exact place to resume from. omniload shuffles rows within blocks, meets the weights to the token, packs best-fit
+without cutting documents, balances, and also gives labels, positions, source numbers, document bounds and keys. The
+baselines give padding-free rows; padding of ours is not counted. Every run is a fresh process, warmed up for
+{warm:.0f} s and measured for {seconds:.0f} s; files are in the page cache. The consumer reads labels and positions of
+ours, which are made on access, and touches nothing else."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--repeats", default=5, show_default=True, type=click.IntRange(1), help="Runs of each."
+    "--repeats", default=5, show_default=True, type=click.IntRange(1), help="Runs of each loader."
 )
-@click.option("--seconds", default=5.0, show_default=True, help="Measured time of a run.")
+@click.option("--seconds", default=5.0, show_default=True, help="Time of a measured run.")
 @click.option(
     "--documents", default=3_000, show_default=True, help="Documents in each of 32 files."
 )
 @click.option(
-    "--folder", type=click.Path(file_okay=False, path_type=Path), help="Where the corpus is kept."
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder that keeps the corpus.",
 )
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(repeats: int, seconds: float, documents: int, folder: Path | None, report: bool) -> None:

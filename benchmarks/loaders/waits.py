@@ -241,12 +241,12 @@ def _percentiles(seconds: Sequence[float]) -> tuple[float, float]:
 
 
 READING = """\
-A step waits for {rows} rows of {length:,} tokens of {sources} sources and their labels, and computes: a small model
-of torch, on one thread that has a core of its own; loaders have the others. What is computed is the same for all.
-Each is a process of its own. All stand open at once and train in turns of a second or two, so that a machine that is
-slow for a while is so for all. The first line reads nothing: what it takes longer, the machine does. Loaders are
-ready long before they are asked: these are waits for a batch that is there, but for a DataLoader in the process, which
-makes a batch as it is asked for."""
+A step waits for {rows} rows of {length:,} tokens of {sources} sources and their labels, and computes: a small torch
+model, on one thread that has a core of its own; loaders have the other cores. The computation is the same for all.
+Each contender is a process of its own. All stay open at the same time and train alternately in turns of a second or
+two, so a machine that is slow for a while affects all. The first line reads nothing: any excess of its time is due to
+the machine. Loaders are ready long before a request, so these are waits for a batch that exists already, except for a
+DataLoader in the process, which makes a batch on request."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -254,7 +254,7 @@ makes a batch as it is asked for."""
     "--seconds",
     default=16.0,
     show_default=True,
-    help="Measured time of a loader and size of steps.",
+    help="Measured time for each loader and size of steps.",
 )
 @click.option("--rows", default=2, show_default=True, help="Rows of 4,096 tokens of a step.")
 @click.option(
@@ -264,7 +264,7 @@ makes a batch as it is asked for."""
     show_default=True,
     multiple=True,
     type=click.IntRange(1),
-    help="Milliseconds of computing of a step; may be given several times.",
+    help="Milliseconds of computing in a step; may be given several times.",
 )
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(seconds: float, rows: int, steps_ms: tuple[int, ...], report: bool) -> None:

@@ -249,21 +249,20 @@ def placed(size: tuple[int, int, int], draws: int) -> tuple[str, ...]:
 
 
 READING = """\
-{claim} `max/mean` is what the slowest bin costs the step; `max/bound` is how far that is from what no dealing can
-beat, so a method with `max/bound` of 1 and a high `max/mean` has met a sample that outweighs a bin: only
-splitting it or a larger step helps. Lengths are log-normal (median 665 tokens, sigma 1.4), cut at the length
-shown; samples cost `24,576 L + L^2`, rows the sum over their documents of `768 L + L^2`. "grouped by length"
-sorts by the longest document and deals in turns, "equal tokens" balances token counts, as packing to equal
-lengths does: both are blind to what attention costs. Times are processor time of the
-call alone: the fastest of {repeats} runs on each draw, the median over {draws} draws. "capped"
-allows every bin the same number of items; "KK, equal counts" is differencing of whole groups, as
-post-training frameworks commonly use it, written for this comparison and not tuned for speed; "karmarkar_karp,
-capped" deals with free counts and then repairs and exchanges. All kinds of KK are left out of cases of more
-than {most:,} items, where work of `items * bins` takes seconds. The bound is looser where a cap binds: a gap
-to it need not be the method's. The second table deals rows to ranks and to microbatches of so many rows, as the default
-strategy does. Where a microbatch is one row, the heaviest row is the heaviest
-microbatch, and nothing but longer microbatches or shorter rows makes it lighter: there "at best" is that row. Of
-microbatches of two rows and few ranks, ranks come first, and a microbatch may be left heavier."""
+{claim} `max/mean` is the cost of the slowest bin to the step. `max/bound` compares it with the least that any dealing
+can reach. So a method with a `max/bound` of 1 and a high `max/mean` has met a sample that outweighs a bin, and only
+splitting it or a larger step helps. Lengths are log-normal (median 665 tokens, sigma 1.4), cut at the length shown.
+Samples cost `24,576 L + L^2`; rows cost the sum over their documents of `768 L + L^2`. "grouped by length" sorts by
+the longest document and deals in rotation. "equal tokens" balances token counts, as packing to equal lengths does.
+Both ignore the cost of attention. Times are processor times of the call alone: the fastest of {repeats} runs on each
+draw, the median over {draws} draws. "capped" allows every bin the same number of items. "KK, equal counts" is
+differencing of whole groups, as post-training frameworks commonly use it, written for this comparison and not tuned
+for speed. "karmarkar_karp, capped" deals with free counts and then repairs and exchanges. All kinds of KK are left
+out of cases of more than {most:,} items, because work of `items * bins` takes seconds there. The bound is looser if a
+cap binds, so a gap to it need not be due to the method. The second table deals rows to ranks and to microbatches with
+the shown number of rows, as the default strategy does. If a microbatch is one row, the heaviest row is the heaviest
+microbatch, and only longer microbatches or shorter rows make it lighter; "at best" is then that row. With
+microbatches of two rows and few ranks, ranks come first, and a microbatch may stay heavier."""
 
 
 def claim(found: tuple[tuple[str, ...], ...]) -> str:

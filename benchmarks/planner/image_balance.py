@@ -29,13 +29,14 @@ _LEAST_PATCHES, _MOST_PATCHES = 64, 4_096
 _BACKBONE = QuadraticCost(6.0 * 5_120, 1.0)
 _ENCODER = QuadraticCost(6.0 * 1_792, 1.0)
 
-READING = """Documents of text (log-normal, median 245 tokens) with one to three images each (Pareto, exponent 1.1,
-{least} to {most} patches, four to a token), packed best-fit into rows of {length:,} tokens; costs as of a backbone of
-width 5,120 and an encoder of width 1,792. Of each of {steps} steps the loads are arithmetic, not clock time. "By step"
-is the heaviest rank over the mean of what a rank does in a whole step; "as waited for" adds up the heaviest rank of
-each microbatch, where ranks meet in the all-to-all of embeddings or in a pipeline; "at best" is what that of the
-encoder cannot fall below, as no image is cut. Under balanced the rank that fetches rows encodes their images; under
-hybrid all ranks do, those along cp and tp too."""
+READING = """\
+Documents of text (log-normal, median 245 tokens) with one to three images each (Pareto, exponent 1.1, {least} to
+{most} patches, four to a token) are packed best-fit into rows of {length:,} tokens. Costs are those of a backbone
+of width 5,120 and an encoder of width 1,792. The loads of each of {steps} steps are arithmetic, not measured time.
+"By step" is the heaviest rank over the mean of all ranks in a whole step. "As waited for" adds up the heaviest rank
+of each microbatch, because ranks meet in the all-to-all of embeddings or in a pipeline. "At best" is the lower
+limit of that figure for the encoder, because no image is cut. Under balanced the rank that fetches rows encodes
+their images; under hybrid all ranks do, including those along cp and tp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +171,12 @@ def table_of(tree: ClientPlaceTree, rows: int, microbatches: int, steps: int) ->
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--ranks", default=64, show_default=True, type=click.IntRange(2))
-@click.option("--cp", default=1, type=click.IntRange(1), help="Ranks that share a row; 1.")
-@click.option("--tp", default=1, type=click.IntRange(1), help="Ranks that have the same rows; 1.")
+@click.option(
+    "--cp", default=1, type=click.IntRange(1), help="Number of ranks that share a row; 1."
+)
+@click.option(
+    "--tp", default=1, type=click.IntRange(1), help="Number of ranks that have the same rows; 1."
+)
 @click.option(
     *("--rows", "rows"), default=4, type=click.IntRange(1), help="Rows of a dp rank in a step; 4."
 )
@@ -180,7 +185,7 @@ def table_of(tree: ClientPlaceTree, rows: int, microbatches: int, steps: int) ->
     default=[4],
     multiple=True,
     type=click.IntRange(1),
-    help="That they are cut into, 4; again for another table.",
+    help="Microbatches of these rows, 4; give it again for another table.",
 )
 @click.option("--steps", default=8, show_default=True, type=click.IntRange(1))
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")

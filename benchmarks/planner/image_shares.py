@@ -27,11 +27,12 @@ _VALUES = 48
 _TIMES = 5
 _CASES = ({"dp": 64}, {"dp": 8, "pp": 8, "tp": 8}, {"dp": 64, "pp": 8, "tp": 8})
 
-READING = """{rows} rows of {length:,} tokens a microbatch, with an image of {tokens} embeddings each, dealt to ranks by
-chance. An image is one patch: what is measured is what is told of them, for all peers of one data-parallel rank. Times
-are of a core, the least of {times}. When a batch had counts of all ranks for every peer (commit 44829b70, same machine
-and case), one of dp 64, pp 8, tp 8 and 16 microbatches was 67.6 MB, and took 119 ms to make, 58 ms to write and 58 ms
-to read; one of dp 64 alone 0.166 MB, 7, 1 and 2 ms."""
+READING = """\
+{rows} rows of {length:,} tokens in a microbatch, with an image of {tokens} embeddings each, are dealt to ranks at
+random. An image is one patch, because the measured data are the messages about images, for all peers of one
+data-parallel rank. Times are of a core, the least of {times}. When a batch had counts of all ranks for every peer
+(commit 44829b70, same machine and case), one of dp 64, pp 8, tp 8 and 16 microbatches had 67.6 MB, and took 119 ms
+to make, 58 ms to write and 58 ms to read; one of dp 64 alone had 0.166 MB and took 7, 1 and 2 ms."""
 
 
 def plan_of(tree: ClientPlaceTree, microbatches: int) -> ImagePlan:

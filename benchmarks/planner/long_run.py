@@ -89,22 +89,30 @@ def tables_of(case: Case, marks: Sequence[Mark]) -> list[Table]:
 
 
 READING = """\
-A planner machine with its journal on a local disk, and what its data constructors tell it: one message for eight
-ranks. Loaders answer at once and from memory; nothing is sent and nothing built, and no Ray is there. Marks are taken
-behind a collection of cycles. The first mark stands behind the steps in which sources are first read."""
+A planner machine with its journal on a local disk, and the reports of its data constructors, one message for eight
+ranks. Loaders answer at once and from memory; nothing is sent or built, and there is no Ray. Marks are taken after a
+collection of cycles. The first mark comes after the steps in which sources are first read."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--steps", default=10_000, show_default=True, type=click.IntRange(30), help="Steps.")
 @click.option(
-    "--marks", default=10, show_default=True, type=click.IntRange(3), help="Looks at memory."
+    "--marks",
+    default=10,
+    show_default=True,
+    type=click.IntRange(3),
+    help="Number of looks at memory.",
 )
 @click.option("--dp", default=4_096, show_default=True, help="Ranks.")
-@click.option("--samples", default=8_192, show_default=True, help="Documents of a step, about.")
 @click.option(
-    "--microbatches", default=2, show_default=True, help="Of a rank, a row of tokens each."
+    "--samples", default=8_192, show_default=True, help="Approximate number of documents of a step."
 )
-@click.option("--name", default="long_run", show_default=True, help="Of the report.")
+@click.option(
+    "--microbatches", default=2, show_default=True, help="Microbatches of a rank, one row each."
+)
+@click.option(
+    "--name", default="long_run", show_default=True, help="Further word in the name of the report."
+)
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(  # noqa: PLR0913, PLR0917 -- an option each
     steps: int, marks: int, dp: int, samples: int, microbatches: int, name: str, report: bool

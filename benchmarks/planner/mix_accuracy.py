@@ -157,16 +157,15 @@ def table_of(worst: Mapping[tuple[int, str], Mapping[str, float]], draws: int) -
 
 
 READING = """\
-After {samples:,} samples the worst source of the worst mix is {drawn:.4f} points from its share by what was
-drawn, and {trained:.4f} by what lies in rows (the difference waits to be packed); at the boundaries of stages
-and ramps at most {edge:.4f} and {edge_trained:.4f}. Choosing sources by weight, as loaders that mix by
-`random.choices` or by sample probabilities do, misses by up to {weighted:.1f} points, for documents differ in
-length between sources; dividing weights by the true mean lengths, which needs them known, leaves up to
-{corrected:.2f}. Targets are cumulative: at every step the weights then in force times the tokens of the step.
-Lengths are log-normal (sigma 1.2, medians from 150 to 1,500, cut at 32k), weights random (flat Dirichlet),
-rows of {length:,} tokens, {rows} a step. Longer documents are drawn row by row, so that none puts a source
-ahead by more than a row: that bounds the deviation by {length:,} tokens whatever was drawn before, and the
-share comes closer with every step."""
+After {samples:,} samples the worst source of the worst mix is {drawn:.4f} points from its share of the drawn tokens,
+and {trained:.4f} from its share of the tokens in rows (the difference waits to be packed); at the boundaries of
+stages and ramps at most {edge:.4f} and {edge_trained:.4f}. Choosing sources by weight, as loaders do that mix by
+`random.choices` or by sample probabilities, misses by up to {weighted:.1f} points, because documents differ in length
+between sources. Dividing weights by the true mean lengths, which must be known for that, leaves up to
+{corrected:.2f}. Targets are cumulative: at every step the weights then in force times the tokens of the step. Lengths
+are log-normal (sigma 1.2, medians from 150 to 1,500, cut at 32k), weights random (flat Dirichlet), rows of {length:,}
+tokens, {rows} in a step. Longer documents are drawn row by row, so none puts a source ahead by more than a row. That
+limits the deviation to {length:,} tokens after any number of draws, so the share comes closer with every step."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -175,7 +174,7 @@ share comes closer with every step."""
 )
 @click.option("--most", default=306, show_default=True, help="Most sources.")
 @click.option(
-    "--rows", default=_ROWS, show_default=True, type=click.IntRange(1), help="Rows a step."
+    "--rows", default=_ROWS, show_default=True, type=click.IntRange(1), help="Rows of a step."
 )
 @click.option(
     "--steps", default=24, show_default=True, type=click.IntRange(2), help="Steps of a stage."

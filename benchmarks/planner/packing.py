@@ -168,14 +168,14 @@ def measured(lengths: Mapping[str, Lengths], rows: int, num_rows: int) -> dict[s
 
 
 READING = """\
-best_fit, the default, wastes {least:.2f} to {most:.2f} % of rows of {length:,} tokens and cuts no document
-that fits a row (batches of {small} to {large} rows). It chooses among documents for one row more than it
-fills and carries the rest on, oldest first. Filling the rows of a batch in the order documents come, each
-into the first row with room, wastes {first:.1f} to {first_most:.1f} %; one row after the other {next:.1f} to
-{next_most:.1f} %; a row for every document {pad:.0f} %. concat_and_split wastes nothing and cuts {cut:.0f} %
-of the documents that would fit a row. The corpus is made from the Python installation: {documents:,}
-documents, {tokens:.1f} million tokens, the longest of {longest:,}; sources are drawn by their size. Longer
-documents are cut into rows first, for all alike. First fit is measured over whole batches."""
+best_fit, the default, wastes {least:.2f} to {most:.2f} % of rows of {length:,} tokens and cuts no document that fits
+a row (batches of {small} to {large} rows). It chooses among documents for one row more than it fills and carries the
+rest over, oldest first. Filling the rows of a batch with documents in their order, each into the first row with room,
+wastes {first:.1f} to {first_most:.1f} %. Filling one row after the other wastes {next:.1f} to {next_most:.1f} %. A
+row for every document wastes {pad:.0f} %. concat_and_split wastes nothing and cuts {cut:.0f} % of the documents that
+would fit a row. The corpus is made from the Python installation: {documents:,} documents, {tokens:.1f} million
+tokens, the longest of {longest:,}; sources are drawn by their size. In all methods, longer documents are first cut
+into rows. First fit is measured over whole batches."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -184,7 +184,9 @@ documents are cut into rows first, for all alike. First fit is measured over who
 )
 @click.option("--size", default=12 << 20, show_default=True, help="Bytes of text in the corpus.")
 @click.option(
-    "--folder", type=click.Path(file_okay=False, path_type=Path), help="Where the corpus is kept."
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder that keeps the corpus.",
 )
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(num_rows: int, size: int, folder: Path | None, report: bool) -> None:

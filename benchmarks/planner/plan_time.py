@@ -214,15 +214,14 @@ def soaked(case: Case, steps: int) -> tuple[str, ...]:
 
 
 READING = """\
-The figures are of the planner machine whole: reports of the loaders taken in, sources drawn by weight,
-documents packed into rows of {length:,} tokens, rows costed and balanced over ranks, the record of the
-journal made, and what must be read next. Everything runs in one thread of Python over arrays, and is that thread's
-processor time: other work on the machine does not count. Loaders answer
-at once and from memory, and their work is not counted, nor is writing the journal. Documents are log-normal
-(mean about 650 tokens, cut at 32k), one row a microbatch; messages of all data constructors that their
-ranks took a step, one for eight ranks, are counted; what publishing takes is in the report of published steps.
-The last columns are the worst step's heaviest rank, and its heaviest microbatch, over what no dealing of its
-rows can beat."""
+The figures are of the whole planner machine: it handles reports of the loaders, draws sources by weight, packs
+documents into rows of {length:,} tokens, computes the costs of rows and balances them over ranks, makes the record of
+the journal, and decides the next reads. Everything runs in one thread of Python over arrays, and the figures are that
+thread's processor time, so other work on the machine does not count. Loaders answer at once and from memory, and
+their work is not counted; neither is writing the journal. Documents are log-normal (mean about 650 tokens, cut at
+32k), with one row in a microbatch. Reports of all data constructors that their ranks took a step, one for eight
+ranks, are counted; the cost of publishing is in the report of published steps. The last columns compare the worst
+step's heaviest rank, and its heaviest microbatch, with the least that any dealing of its rows can reach."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -234,7 +233,7 @@ rows can beat."""
     "--soak",
     default=10_000,
     show_default=True,
-    help="Steps over which memory is looked at; 0 for none.",
+    help="Steps for the growth of memory; 0 for none.",
 )
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(steps: int, most: int, soak: int, report: bool) -> None:

@@ -275,26 +275,34 @@ def memory_of(found: Sequence[Published]) -> tuple[str, ...]:
 
 
 READING = """\
-The planner's shell as a job has it: reports of the loaders taken in, a step drawn, packed, costed, balanced and
-recorded in the journal, cut into the part of each data constructor, each part pickled and sent by Ray, samples and
-steps let go of, and what all ranks took heard. Messages of ranks come as in a job: each data constructor of eight
-ranks answers for all of them. Two processes of Ray stand for all data constructors; they build nothing, and say at once
-that their ranks took what was sent. Loaders answer at once and from memory, in a thread that is not counted. Figures
-are processor time: of the planner's thread from one published step to the next, which other work on the machine makes
-longer but does not count in, and of all threads of its process, those of Ray among them, which run beside it. Calls are
-the part of each data constructor, what every rank has, and the question what its ranks took. Other programs ran on
-both cores meanwhile."""
+The planner's shell works as in a job. It handles reports of the loaders. It draws, packs, costs and balances a step,
+records it in the journal, and cuts it into the part of each data constructor. Each part is pickled and sent by Ray.
+Samples and steps are released, and reports of all ranks are handled. Messages of ranks come as in a job: each data
+constructor of eight ranks answers for all of them. Two processes of Ray stand for all data constructors; they build
+nothing, and report at once that their ranks took the sent steps. Loaders answer at once and from memory, in a thread
+that is not counted. Figures are processor time of two kinds. One is that of the planner's thread from one published
+step to the next, which other work on the machine stretches but does not add to. The other is that of all threads of
+its process, including those of Ray, which run in parallel. Calls are the part of each data constructor, the release
+of steps that every rank has, and the question which steps its ranks took. Other programs ran on both cores
+meanwhile."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--steps", default=100, show_default=True, type=click.IntRange(20), help="Steps.")
-@click.option("--dp", default=4_096, show_default=True, help="Ranks.")
-@click.option("--samples", default=65_536, show_default=True, help="Documents of a step, about.")
+@click.option(
+    "--steps", default=100, show_default=True, type=click.IntRange(20), help="Number of steps."
+)
+@click.option("--dp", default=4_096, show_default=True, help="Number of ranks.")
+@click.option(
+    "--samples",
+    default=65_536,
+    show_default=True,
+    help="Approximate number of documents of a step.",
+)
 @click.option(
     "--soak",
     default=10_000,
     show_default=True,
-    help="Steps over which the memory of the machine alone is looked at; 0 for none.",
+    help="Steps for the growth of memory of the machine alone; 0 for none.",
 )
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(steps: int, dp: int, samples: int, soak: int, report: bool) -> None:

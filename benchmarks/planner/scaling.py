@@ -245,16 +245,19 @@ def table_of(found: Sequence[tuple[Job, Seen]]) -> Table:
 
 READING = """\
 {ranks} ranks take steps of {tokens:,} tokens, which compute for {step:g} s, in which the processor rests: 10 steps a
-second at most, less what taking them takes. There are {light} sources that are read at once and slow ones, of which
-each document waits for a time that stands for a service or a far store, so that as many of their reads as the
-caption says must be under way at once after the mix has shifted from {before:.0%} of them to {after:.0%}. A loader
-does four reads at once. Waits are the longest of a rank in a step. CPU is from the start of each process to the end
-of the run, of those that were there at the end, Ray's own left out. Of an edit nobody knows before; of a stage the
-schedule does. Times of loaders are from the shift on. Other programs ran on both cores meanwhile."""
+second at most, minus the time to take them. There are {light} sources that are read at once, and slow ones. Each
+document of a slow source waits for a time that stands for a service or a far store. After the mix has shifted from
+{before:.0%} of slow sources to {after:.0%}, the number of their concurrent reads must be that of the caption. A
+loader does four reads at once. Waits are the longest of a rank in a step. CPU is that of the processes that existed
+at the end, from the start of each to the end of the run, without Ray's own. An edit comes without warning; the
+schedule announces a stage. Times of loaders are counted from the shift on. Other programs ran on both cores
+meanwhile."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--sizes", default="8", show_default=True, help="Slow sources, four jobs of each.")
+@click.option(
+    "--sizes", default="8", show_default=True, help="Slow sources, with four jobs for each number."
+)
 @click.option("--before", default=120.0, show_default=True, help="Seconds before the shift.")
 @click.option("--after", default=100.0, show_default=True, help="Seconds after it.")
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")

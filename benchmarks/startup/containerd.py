@@ -53,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mbit", type=float, default=400.0, help="Rate of the registry's link.")
-    parser.add_argument("--delay-ms", type=float, default=2.0, help="Of the link, one way.")
+    parser.add_argument("--delay-ms", type=float, default=2.0, help="Delay of the link, one way.")
     parser.add_argument("--report", action="store_true", help="Write a dated report.")
     parser.add_argument("--reading", default="", help="Paragraph under its tables.")
     given = parser.parse_args(words)

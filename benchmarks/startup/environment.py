@@ -304,7 +304,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", default=NAMES, choices=NAMES, metavar="CONTENDER")
     parser.add_argument("--far-mb", type=float, default=25, help="MB/s of the slow link; 0: none.")
-    parser.add_argument("--folder", type=Path, help="Where environments and caches are made.")
+    parser.add_argument("--folder", type=Path, help="Folder for environments and caches.")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="environment-", dir=given.folder))
     bench = Bench(folder)
@@ -328,9 +328,9 @@ def main() -> None:
         "Environment snapshots: what a start pays for its packages",
         f"python -m benchmarks.startup.environment --rounds {given.rounds} --far-mb {given.far_mb:g}{chosen}",
         tables,
-        "Contenders took turns in rounds, so ratios hold where seconds do not. uv leaves byte code "
-        "out, unless it is told; pip and a snapshot have it, unless told. What was emptied between "
-        "runs was put aside, not removed: see ``Bench.empty``.",
+        "Contenders alternated in rounds, so ratios are reliable even if seconds are not. uv leaves "
+        "byte code out by default; pip and a snapshot include it by default. Folders that were "
+        "emptied between runs were moved aside, not removed: see ``Bench.empty``.",
     )
     print(path)
 

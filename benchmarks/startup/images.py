@@ -216,9 +216,11 @@ def _tables(bench: Bench, waited_s: list[float]) -> list[Table]:
 def main() -> None:
     """Measure, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--folder", type=Path, required=True, help="keeps image and registry")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="folder that keeps image and registry"
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--misses", type=int, default=200, help="for each round")
+    parser.add_argument("--misses", type=int, default=200, help="blocks to read for each round")
     parser.add_argument("--mbit", type=float, default=200.0)
     parser.add_argument("--delay-ms", type=float, default=5.0)
     parser.add_argument("--reading", default="", help="last paragraph of the report")

@@ -310,11 +310,15 @@ def check_machine(store: str) -> str:
 
 @click.command()
 @click.option(
-    "--folder", type=click.Path(path_type=Path), help="Keeps image and wheels between runs."
+    "--folder",
+    type=click.Path(path_type=Path),
+    help="Folder that keeps image and wheels between runs.",
 )
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1))
-@click.option("--mbit", default=200.0, show_default=True, help="The link's, each direction.")
-@click.option("--delay-ms", default=5.0, show_default=True, help="The link's, each direction.")
+@click.option("--mbit", default=200.0, show_default=True, help="Rate of the link, each direction.")
+@click.option(
+    "--delay-ms", default=5.0, show_default=True, help="Delay of the link, each direction."
+)
 @click.option("--checkpoint-mib", default=512, show_default=True, type=click.IntRange(min=8))
 @click.option(
     "--stream-mb",
@@ -327,7 +331,7 @@ def check_machine(store: str) -> str:
     type=click.Choice(["auto", "hdfs", "s3"]),
     default="auto",
     show_default=True,
-    help="Of the checkpoint.",
+    help="Size of the checkpoint.",
 )
 @click.option(
     "--perfetto",

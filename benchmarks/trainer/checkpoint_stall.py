@@ -51,10 +51,12 @@ def stalls(config: MoEConfig, saves: int, folder: Path) -> tuple[list[float], li
 
 
 @click.command()
-@click.option("--saves", default=9, show_default=True, help="Of each kind; the median counts.")
+@click.option(
+    "--saves", default=9, show_default=True, help="Saves of each kind; the median counts."
+)
 @click.option("--kills", default=100, show_default=True)
 @click.option("--report/--no-report", default=True, show_default=True)
-@click.option("--loaded", is_flag=True, help="Say in the report that the machine was busy.")
+@click.option("--loaded", is_flag=True, help="Mention in the report that the machine was busy.")
 def main(saves: int, kills: int, report: bool, loaded: bool) -> None:
     """Measure the stall of a save on one rank, and kill processes that save."""
     config = MoEConfig(
@@ -79,8 +81,8 @@ def main(saves: int, kills: int, report: bool, loaded: bool) -> None:
     print_table(figures)
     print_table(killed)
     reading = (
-        f"A save beside training stops it for {100 * ratio:.0f} % of the time of a save at once: for one copy in "
-        "memory. On a machine with as many ranks as cores the writing still costs processor time that steps miss."
+        f"A save in the background stops training for {100 * ratio:.0f} % of the time of an immediate save: for one copy in "
+        "memory. On a machine with as many ranks as cores, the writing still takes processor time from the steps."
     )
     click.echo(reading)
     if report:

@@ -217,10 +217,10 @@ def table_of(size: Size, found: Mapping[str, Times]) -> Table:
 
 READING = """\
 A dense decoder in bf16 trains on {sources} pre-tokenised sources, rows of {length:,} tokens. The first line trains on
-the same batch again, which lies on the GPU: a loader can only add to it, but for what the lengths of other documents
-change. Steps that run ahead are timed all together; where the loss is read in each, the GPU is idle until the next
-batch has come and its first kernels with it. The rows of `DataLoader` are one document each, so that attention in
-them costs more."""
+the same batch again, which lies on the GPU. A loader can only add to this time, apart from the effect of other
+document lengths. Steps that run ahead are timed all together. If the loss is read in each step, the GPU is idle until
+the next batch and its first kernels have come. The rows of `DataLoader` are one document each, so attention in them
+costs more."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -120,7 +120,7 @@ def models_of(device: str) -> tuple[MoETransformer, MixtralForCausalLM]:
 @click.option("--repetitions", default=7, show_default=True)
 @click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
 @click.option("--report/--no-report", default=True, show_default=True)
-@click.option("--loaded", is_flag=True, help="Say in the report that the machine was busy.")
+@click.option("--loaded", is_flag=True, help="Mention in the report that the machine was busy.")
 def main(repetitions: int, device: str, report: bool, loaded: bool) -> None:
     """Train on one document, and on documents packed into a row: 1,024 and 2,048 tokens, four times that on a GPU."""
     torch.set_num_threads(1)
@@ -154,8 +154,8 @@ def main(repetitions: int, device: str, report: bool, loaded: bool) -> None:
     if report:
         said = " The machine was busy: trust the ratio alone." if loaded else ""
         reading = (
-            "Both have the same weights and take the same packed row; Mixtral keeps its documents apart by a mask of "
-            f"tokens by tokens, ours computes attention within them alone.{said}"
+            "Both have the same weights and take the same packed row. Mixtral separates its documents by a mask of "
+            f"tokens by tokens; ours computes attention only within documents.{said}"
         )
         where = " --device cuda" if device == "cuda" else ""
         command = f"python -m benchmarks.trainer.moe_speed --repetitions {repetitions}{where}"

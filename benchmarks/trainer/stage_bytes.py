@@ -40,11 +40,12 @@ CASES = {
     "dealt": "The same, images dealt to all ranks (`balance.strategy: hybrid`)",
 }
 
-READING = """One data-parallel rank of {stages} stages and {tensor} tensor-parallel peers each, as processes that
-fetch from threads of the first; mean of {steps} steps. "Whole" is the batch as one buffer, with the images of all
-ranks, as each peer had it before stages said what they use; "by stage" is what gloo handed to the rank in broadcasts
-and scatters: heads and states too. The peer of the first stage is the one that does not fetch. What is scattered has
-the length of the largest share, the rest of it is padding."""
+READING = """\
+One data-parallel rank with {stages} stages and {tensor} tensor-parallel peers each, as processes that fetch from
+threads of the first; mean of {steps} steps. "Whole" is the batch as one buffer, with the images of all ranks, as
+each peer received it before stages declared the parts that they use. "By stage" is the data that gloo delivered to
+the rank in broadcasts and scatters, including headers and states. The peer of the first stage is the one that does
+not fetch. Scattered data has the length of the largest share, and the rest of it is padding."""
 
 
 def mix_of(case: str, folder: Path) -> dict[str, Any]:

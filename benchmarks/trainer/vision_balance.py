@@ -61,14 +61,16 @@ _DOCUMENTS = 6_000
 _SCANNED = 200
 """Most steps that are searched for ranks in wall time."""
 
-READING = """Documents of bytes (log-normal, median 245) of which three in ten have one to three images (Pareto,
-exponent 0.6, 16 to 4,096 patches), packed into rows of {length:,}. In order, each rank takes the next rows and encodes
-their images; balanced is the strategy hybrid with the costs that omniload train run gives it. Steps are sorted by their
-imbalance in order alone. Simulated steps add up fitted costs as the trainer waits: in order at the end of a step,
-balanced in every microbatch for embeddings and for their gradients; sending is free there, and is in the clock's
-figures. Mean gain of four ranks over layouts and imbalances: {gain:.2f}, {least:.2f} to {most:.2f}; the paper's mean is
-{paper}. An image is never cut: where a microbatch has few, the largest holds all ranks up, so that layouts of more rows
-gain more. Two ranks at an imbalance of r cannot gain more than 2r / (r + 1): 1.52, 1.67 and 1.75."""
+READING = """\
+Documents of bytes (log-normal, median 245), of which three in ten have one to three images (Pareto, exponent 0.6,
+16 to 4,096 patches), are packed into rows of {length:,}. In order, each rank takes the next rows and encodes their
+images; balanced is the strategy hybrid with the costs that omniload train run gives it. Steps are sorted by their
+imbalance in order alone. Simulated steps add up fitted costs in the way in which the trainer waits: in order at the
+end of a step, balanced in every microbatch for embeddings and for their gradients. Sending is free in the
+simulation, and is included in the figures of wall time. The mean gain of four ranks over layouts and imbalances is
+{gain:.2f}, {least:.2f} to {most:.2f}; the paper's mean is {paper}. An image is never cut. If a microbatch has few
+images, all ranks wait for the largest, so layouts of more rows gain more. Two ranks at an imbalance of r cannot
+gain more than 2r / (r + 1): 1.52, 1.67 and 1.75."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +203,18 @@ def _named(layout: Layout) -> str:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--repetitions", default=5, show_default=True, type=click.IntRange(1))
 @click.option(
-    "--steps", default=40, show_default=True, type=click.IntRange(1), help="Steps to simulate."
+    "--steps",
+    default=40,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Number of steps to simulate.",
 )
 @click.option(
-    "--clock", default=4, show_default=True, type=click.IntRange(0), help="Steps by clock of each."
+    "--clock",
+    default=4,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Steps in wall time for each imbalance.",
 )
 @click.option("--report/--no-report", default=True, show_default=True, help="Write the report.")
 def main(repetitions: int, steps: int, clock: int, report: bool) -> None:
