@@ -206,9 +206,10 @@ def _shown(task: int, turns: list[float]) -> str:
 
 def _write(table: Table, num_files: int, turns: int, loads: list[float]) -> None:
     reading = (
-        f"{num_files} files of 1,000 bytes are created one after the other; an archive has as many of 100 to 8,100 bytes, a "
-        f"repository {num_files // 5}. Figures are medians of {turns} turns, with all places in each turn; in brackets are "
-        f"the least and the most. The load of the machine, with other work on it, was {min(loads):.1f} to {max(loads):.1f} on two cores. "
+        f"{num_files} files of 1,000 bytes are created one after the other; an archive has as many of 100 to 8,100 "
+        f"bytes, a repository {num_files // 5}. Figures are medians of {turns} turns, with all places in each turn; in "
+        "brackets are the least and the most. The load of the machine, with other work on it, was "
+        f"{min(loads):.1f} to {max(loads):.1f} on two cores. "
         "Disk and memory are without a mount, and without fsync of their own. "
         f"*{_EMPTY}* is a file system in memory that answers the same requests through that binding and does "
         "nothing else, so no real store can be quicker. The last two columns are processor time of the daemon, "

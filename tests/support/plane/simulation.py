@@ -168,15 +168,15 @@ class Simulation:
     edits: tuple[Edit, ...] = ()
     """Edits of the run so far."""
     changes: Sequence[tuple[Change, int | None]] = ()
-    """Changes of the ranks, one after another, each at some moment: their number, and whether old ones stop at once.
-
-    If they do, a step that only some of them have is taken again. Otherwise they first reach a step boundary.
+    """Changes that are requested during the run, one after another, each at some moment.
 
     Sources that they add come last in ``epochs``, in the order of these changes.
     """
     resizes: Sequence[tuple[int, bool]] = ()
-    """Other ranks, one after the other, each at some moment: how many, and whether those of before are stopped
-    wherever they are, so that a step which some of them have is taken again; else they come to a step boundary."""
+    """Changes of the ranks, one after another, each at some moment: their number, and whether old ones stop at once.
+
+    If they do, a step that only some of them have is taken again. Otherwise they first reach a step boundary.
+    """
     times: Callable[[int], MeasuredTimes] | None = None
     """The times that ranks report of the steps from one step on; ``None`` if they report nothing."""
     rows: RowBuilder = build_rows
