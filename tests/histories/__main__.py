@@ -1,4 +1,4 @@
-"""Run histories of a whole data plane under faults: one seed is one history, and comes again.
+"""Run histories of a whole data plane under faults: one seed is one history, which can be repeated.
 
 python -m tests.histories --help
 """
@@ -32,7 +32,7 @@ def main(
     without: bool,
     known: bool,
 ) -> None:
-    """Run histories, and print what came about in them.
+    """Run histories, and print their events.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""Run a history, and say which promise it breaks."""
+"""Run a history, and report the promise that it breaks."""
 
 import gc
 import json
@@ -22,8 +22,11 @@ from tests.support.plane.reference import reference_digests
 __all__ = ["Outcome", "history_of", "shrunk", "without_collection"]
 
 LONGEST_WAIT = 6_000
-"""Messages between two batches at most, whatever happens. While a planner is away and loaders are dead, most of them
-are constructors that ask again: 4,252 were the most in 100,000 histories, where the usual is below 1,900."""
+"""Most messages between two batches, whatever happens.
+
+While a planner is away and loaders are dead, most messages are constructors that ask again: 4,252 were the most in
+100,000 histories, where the usual number is below 1,900.
+"""
 _DUE: dict[tuple[object, ...], tuple[int, ...]] = {}
 _RESUMES = 8
 """One history in this many is resumed from a state in its middle, in a second world of its own."""
@@ -34,7 +37,7 @@ class Outcome:
     """The result of a history."""
 
     broken: str | None
-    """The promise that did not hold; ``None`` where all did."""
+    """The broken promise; ``None`` if all were kept."""
     seen: Counter[str]
     """The number of times that each thing happened."""
     messages: int

@@ -21,11 +21,14 @@ class Disk:
     chance: random.Random
     content: bytearray | None = None
     claims: int = 0
-    """Claims so far; the writer of the last one owns it. By its number: the two in a cycle would be looked for."""
+    """Claims so far; the writer of the last one owns the journal.
+
+    A claim is a number, because references between disk and writer would form a cycle for the garbage collector.
+    """
     tears_next: bool = False
     """Whether the writer dies during the next write."""
     torn: int = 0
-    """Writes of which a part is there."""
+    """Writes of which only a part was written."""
     cut_untold: bool = False
     """Whether the writer died after it had taken steps back, but before any role was notified."""
     torn_between_records: int = 0
@@ -34,7 +37,7 @@ class Disk:
 
 @dataclass(slots=True, eq=False)
 class Writer(JournalStorage):
-    """One planner's way to the disk."""
+    """One planner's access to the disk."""
 
     disk: Disk
     _claim: int | None = field(default=None, init=False)

@@ -1,4 +1,4 @@
-"""A history as a page: a lane for each role, a mark for each message it heard, faults above all others."""
+"""A history as a page: a lane for each role, a mark for each message that it handled, and marks for faults on top."""
 
 from collections.abc import Sequence
 from html import escape

@@ -1,4 +1,4 @@
-"""A simulated plane with the planner's journal on a disk, and with the worst that may happen to its processes.
+"""A simulated plane with the planner's journal on a disk, and with the worst failures of its processes.
 
 A planner dies between any two of its commands or in the middle of a write of its journal, or it is believed dead and
 continues. Source loaders fail in the same ways. A store fails, a role is cut off, and messages are lost, late, out of
@@ -87,14 +87,14 @@ SOMETIMES = (
 
 
 _SPAN = 400
-"""Messages of a history, about, until its ranks have the last step."""
+"""Approximate messages of a history until its ranks have the last step."""
 _LONGEST_RECOVERY = 40
-"""Messages until another planner begins, at most."""
+"""Most messages until another planner starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Former:
-    """A planner that is believed dead, and what its shell knows."""
+    """A planner that is believed dead, and the state of its shell."""
 
     planner: Planner
     journal: Journal
@@ -104,7 +104,7 @@ class _Former:
 
 @dataclass(slots=True, kw_only=True)
 class FaultyPlane(Simulation):
-    """A plane to which everything happens."""
+    """A plane with every kind of fault."""
 
     store_faults: float = 0.0
     """Share of reads that fail once."""
@@ -115,7 +115,7 @@ class FaultyPlane(Simulation):
     """Actions that are due once a number of messages was delivered, the latest action first."""
     _journal: Journal = field(init=False)
     _former: "_Former | None" = field(default=None, init=False)
-    """A planner that is believed dead, and lives."""
+    """A planner that is believed dead, but lives."""
     _dies_after: int | None = field(default=None, init=False)
     """Commands that the planner carries out before it dies."""
     _dies_untold: bool = field(default=False, init=False)
@@ -125,13 +125,13 @@ class FaultyPlane(Simulation):
     _has_cut: bool = field(default=False, init=False)
     """Whether the last record written to the journal takes plans back."""
     _asked: set[Way] = field(default_factory=set, init=False)
-    """Loaders that have a read under way."""
+    """Loaders with a read in progress."""
 
     def _look_at_buffers(self) -> None:
         """Do nothing: a history makes no promise about the buffers of loaders."""
 
     def _plan_deed(self, deed: Callable[[], None]) -> None:
-        """Have something done at a moment of the whole history, which takes some hundred messages."""
+        """Schedule an action at a moment of the whole history, which takes some hundred messages."""
         self._planned.append((self._random.randrange(_SPAN), deed))
         self._planned.sort(key=lambda each: -each[0])
 
@@ -169,11 +169,11 @@ class FaultyPlane(Simulation):
         return digests
 
     def on_disk(self) -> list[JsonObject]:
-        """Return the records that the disk holds."""
+        """Return the records on the disk."""
         return read_journal(Writer(self.disk))[1]
 
     def _carry(self, commands: Sequence[PlannerCommand]) -> None:
-        """Carry commands out as the planner's shell does: what its journal keeps comes first."""
+        """Carry commands out as the planner's shell does: journal writes come first."""
         self._carry_of(self._journal, commands)
 
     def _carry_of(self, journal: Journal, commands: Sequence[PlannerCommand]) -> None:
@@ -219,18 +219,18 @@ class FaultyPlane(Simulation):
         self._send(self._recover_later, self._random.randrange(_LONGEST_RECOVERY), waits=True)
 
     def _recover_later(self, left: int) -> None:
-        """Begin another planner some messages later: until then the one before may live on."""
+        """Start another planner some messages later; until then the previous one may live on."""
         if left:
             self._send(self._recover_later, left - 1, waits=True)
         else:
             self._recover_planner()
 
     def _kill_planner(self) -> None:
-        """Kill the planner now, between two commands, or in mid-write; or believe it dead."""
+        """Kill the planner now, between two commands, or in the middle of a write; or believe it dead."""
         if not self._planner_is_there or self.planners_killed >= self.planner_kills:
             return
         if self._dies_after is not None or self.disk.tears_next:
-            return  # it will die as it is
+            return  # it will die anyway
         way = self._random.randrange(4 if self.believed_dead else 3)
         if way == 0:
             self._die()
@@ -253,7 +253,7 @@ class FaultyPlane(Simulation):
         tail = read_tail(writer, self.mix.steps_held)
         told, cut_untold = self._states, self.disk.cut_untold
         self._states = states_of(self.history, tail)
-        # Else a rank may train on a step that is planned as another one later.
+        # Otherwise a rank may train on a step that is planned differently later.
         reached, self.disk.cut_untold = told[-1].step, False
         if cut_untold:
             self._saw("a planner dies as it has taken plans back, and nobody knows of it")
@@ -299,7 +299,9 @@ class FaultyPlane(Simulation):
     def _ask(self, asked: ResizeAsked) -> None:
         was_there = self._planner_is_there
         super(FaultyPlane, self)._ask(asked)
-        if was_there and not self._planner_is_there:  # it died over it: the rank's call has failed
+        if (
+            was_there and not self._planner_is_there
+        ):  # it died during the call, so the rank's call has failed
             self._put_off(self._ask, asked, to="planner")
 
     def _read(self, way: Way, command: ReadAhead) -> None:

@@ -37,15 +37,15 @@ from tests.support.plane import reference, simulation
 __all__ = ["ROWS", "Remembered", "remembering"]
 
 _MOST = 1 << 14
-"""Answers of one function that are kept; then it begins anew."""
+"""Most answers of one function that are kept; then the cache is emptied."""
 _MADE = 64
-"""Records of a source that are made at once, at least."""
+"""Least number of records of a source that are made at once."""
 
 Key = tuple[Hashable, ...]
 
 
 class Remembered:
-    """A function whose answers are kept, by all that its arguments hold."""
+    """A function whose answers are kept, by the contents of its arguments."""
 
     def __init__(self, function: Callable[..., Any], key_of: Callable[..., Key]) -> None:
         self._function, self._key_of = function, key_of
@@ -161,14 +161,14 @@ _whole_table = Remembered(_plain_table, _of_table)
 
 
 def _enough(stop: int) -> int:
-    """Return how many records are made at once, of a source of which some before ``stop`` are asked for."""
+    """Return how many records to make at once, for a source whose records before ``stop`` are needed."""
     return 1 << (max(stop, _MADE) - 1).bit_length()
 
 
 def _table_of(
     epoch: Sequence[Sequence[int]], start: int, stop: int, without: Sequence[int] = ()
 ) -> SampleTable:
-    """Return what ``reference.table_of`` does: a part of the table of the source, which is made once."""
+    """Return the same as ``reference.table_of``: a part of the source's table, which is made once."""
     if without:
         return _plain_table(epoch, start, stop, without)
     whole: SampleTable = _whole_table(epoch, 0, _enough(stop))
@@ -212,4 +212,4 @@ _ANSWERED: tuple[tuple[ModuleType, str, Callable[..., Any]], ...] = (
     (simulation, "read_range", _read_range),
     (reference, "table_of", _table_of),
 )
-"""Functions without state, and what answers in their place."""
+"""Functions without state, and their replacements."""

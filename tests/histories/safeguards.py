@@ -1,7 +1,7 @@
-"""Safeguards of the data plane: each is taken away in a process of its own, until a history breaks a promise.
+"""Safeguards of the data plane: each is removed in a separate process, until a history breaks a promise.
 
-The code is imported once, as it is; a process that is forked off imports anew the module without its safeguard,
-and every module that imports it, by whatever way.
+The code is imported once, unchanged. A forked process imports again the module without its safeguard, and every
+module that imports it, directly or indirectly.
 """
 
 import builtins
@@ -45,10 +45,10 @@ class Safeguard:
 
     @property
     def module(self) -> Path:
-        """The module in which its text stands, once.
+        """The module that contains its text, once.
 
         Raises:
-            LookupError: It stands in none, or in several places.
+            LookupError: No module contains it, or several places do.
         """
         found: list[Path] = []
         for module, text in _texts().items():
@@ -64,7 +64,7 @@ class Caught:
 
     safeguard: Safeguard
     seed: int | None
-    """The history that broke; ``None`` where none did."""
+    """The seed of the broken history; ``None`` if none broke."""
     broken: str
     seconds: float
 
@@ -77,7 +77,7 @@ def _texts() -> dict[Path, str]:
 
 
 def safeguards() -> list[Safeguard]:
-    """Return all of them."""
+    """Return all safeguards."""
     entries = tomllib.loads((HERE / "safeguards.toml").read_text(encoding="utf-8"))
     return [Safeguard(**entry) for entry in entries["safeguard"]]
 
@@ -95,7 +95,7 @@ def caught(found: Sequence[Safeguard], seeds: Iterable[int] | None = None) -> It
 
 
 def broken_undisturbed(found: Sequence[Safeguard]) -> Iterator[str]:
-    """Import anew each module that has a safeguard, as it is, and yield what breaks in their known histories."""
+    """Import each module that has a safeguard again, unchanged, and yield the promises that its histories break."""
     importers, of_module = _importers(), defaultdict(list)
     for safeguard in found:
         of_module[safeguard.module].append(safeguard)
@@ -108,7 +108,7 @@ def broken_undisturbed(found: Sequence[Safeguard]) -> Iterator[str]:
 
 
 def _importers() -> dict[str, set[str]]:
-    """Import what runs a history, and return who imports each module of ours."""
+    """Import the modules that run a history, and return the importers of each of our modules."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     # A module that was imported earlier no longer reports its own imports.
     for name in [name for name in _ours() if name != __name__]:
@@ -168,7 +168,7 @@ def _in_a_fork(
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        gc.disable()  # it ends soon, and a look for garbage would copy each page that it has from its parent
+        gc.disable()  # it ends soon, and a garbage collection would copy each page that it shares with its parent
         os.close(reading)
         try:
             answer: tuple[int | None, str] = _first_broken(safeguard, importers, seeds)

@@ -1,4 +1,4 @@
-"""A plane under faults whose loaders follow their load, and whose ranks compute between two steps, each at its pace.
+"""A plane under faults whose loaders follow their load, and whose ranks compute at different speeds between steps.
 
 Time is simulated: a message takes a second. The scaler looks at the cost of reading, which an adversary draws anew
 from time to time, and at the coming draws of the mix. It also looks at the roles that the planner waits for and at
@@ -47,11 +47,11 @@ class ScaledPlane(FaultyPlane):
     """A plane whose loaders and ranks act in simulated time."""
 
     scaler: int = 0
-    """Loaders at most; 0 where nothing follows their load."""
+    """Most loaders; 0 if nothing follows their load."""
     pace: int = 0
-    """Seconds that the slowest rank computes, at most."""
+    """Most seconds that the slowest rank computes."""
     changed_s: list[float] = field(default_factory=list, init=False)
-    """When the scaler has decided for a change."""
+    """Times at which the scaler has decided for a change."""
     _scaler: Scaler = field(init=False)
     _loads: random.Random = field(init=False)
     """Random numbers for the scaler and for paces alone."""
@@ -60,7 +60,7 @@ class ScaledPlane(FaultyPlane):
     _changing: bool = field(default=False, init=False)
     """Whether a change is in progress; the next look waits for its end."""
     _killed_before: int = field(default=0, init=False)
-    """Loaders that were killed when it began."""
+    """Loaders that were killed when the change began."""
     _retired: set[int] = field(default_factory=set, init=False)
     _rests_to: dict[int, int] = field(default_factory=dict, init=False)
 
@@ -71,7 +71,7 @@ class ScaledPlane(FaultyPlane):
         self._scaler = Scaler(least=1, most=max(self.scaler, self.num_loaders), cost_S={})
 
     def thrashed(self) -> str | None:
-        """Return which promise the scaler broke: changes come one by one, and few in any time."""
+        """Return the promise that the scaler broke: changes come one by one, and few in any time."""
         at_s, most = self.changed_s, self._scaler.most
         if any(b - a < _SETTLE_S for a, b in pairwise(at_s)):
             return f"changes at {at_s} s do not wait for what the one before has done"
@@ -108,7 +108,7 @@ class ScaledPlane(FaultyPlane):
     def _have(self, rank: int, step: int, number: int, batch: Batch) -> None:
         super(ScaledPlane, self)._have(rank, step, number, batch)
         if self.pace:
-            # The last rank takes the longest: ranks of a job are not alike.
+            # The last rank takes the longest, because ranks of a job differ.
             longest = self.pace * (rank + 1) // len(self._next)
             self._rests_to[rank] = self._bag.delivered + self._loads.randint(0, longest)
 
@@ -181,7 +181,7 @@ class ScaledPlane(FaultyPlane):
             self._shift(sources, number, None)
 
     def _shift(self, sources: Sequence[int], number: int, ends: int | None) -> None:
-        """Have another loader serve sources; ``ends`` is a loader that has none behind it."""
+        """Let another loader serve sources; ``ends`` is a loader that has no source afterwards."""
         assert number not in self._retired, "sources move to a loader that has ended"
         for source in sources:
             for loader in self._lives[before := self._role[source]]:
@@ -194,7 +194,7 @@ class ScaledPlane(FaultyPlane):
         self._send(self._wait_until_heard, tuple(sources), ends, waits=True)
 
     def _wait_until_heard(self, sources: Sequence[int], ends: int | None) -> None:
-        """End a change once all who ask for its sources have heard of it."""
+        """End a change once all roles that ask for its sources were notified."""
         if any(self._serving[source].turn < self._moved_at[source] for source in sources):
             self._put_off(self._wait_until_heard, sources, ends)
             return
@@ -205,7 +205,7 @@ class ScaledPlane(FaultyPlane):
         self._changing = False
 
     def _end_loader(self, number: int) -> None:
-        """End a loader that has no source any more, as the mover refuses for any other."""
+        """End a loader that has no source any more; the mover refuses to end any other."""
         left = [source for source, at in enumerate(self._role) if at == number]
         assert not left, f"loader-{number} serves sources {left}; move them first"
         self._retired.add(number)

@@ -1,4 +1,4 @@
-"""Histories of a whole plane under faults: every promise holds, everything came about, every safeguard is missed."""
+"""Histories of a whole plane under faults: every promise is kept, every event occurs, every safeguard is needed."""
 
 import gc
 import random
@@ -28,7 +28,7 @@ print(*broken_undisturbed(safeguards()), len(safeguards()))
 
 
 def broken_of(seeds):
-    """Return what broke in histories, with the command that shows it again, and what came about in all."""
+    """Return the broken promises of histories, with the command that repeats them, and the events of all."""
     seen, broken = Counter(), []
     with without_collection():
         for seed in seeds:

@@ -16,12 +16,12 @@ __all__ = ["World", "world_of"]
 SOURCES = tuple("abcdefgh")
 STEPS = 6
 _SCENARIOS = 61
-"""Mixes and data that worlds share: what their steps must be is worked out once for each."""
+"""Mixes and data that worlds share: the expected steps are computed once for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """All that a history depends on. The same world gives the same history."""
+    """Everything that a history depends on. The same world gives the same history."""
 
     seed: int
     """The seed that decides the order of messages, the faults, and the roles that they hit."""
@@ -48,16 +48,16 @@ class World:
     places: int = 0
     constructor_moves: int = 0
     scaler: int = 0
-    """Loaders at most where a scaler adds and merges them; 0 without one."""
+    """Most loaders, which a scaler adds and merges; 0 without a scaler."""
     pace: int = 0
-    """Messages that the slowest rank computes between two steps, at most."""
+    """Most messages for which the slowest rank computes between two steps."""
     lends: bool = False
     """Whether ranks are lent the step after their present one."""
     small_bases: bool = False
     """Whether the journal has a base every few steps."""
 
     def smaller(self) -> Iterator["World"]:
-        """Yield worlds to which less is done, the least first of each kind."""
+        """Yield worlds with fewer faults, the smallest first for each kind."""
         least = World(seed=self.seed, scenario=self.scenario)
         for field in fields(self):
             now, then = getattr(self, field.name), getattr(least, field.name)
@@ -74,7 +74,7 @@ class World:
                 yield replace(self, steps=steps)
 
     def to_words(self) -> str:
-        """Return what differs from a world to which nothing is done, as the command line takes it."""
+        """Return the differences from a world without faults, as the command line takes them."""
         least = asdict(World(seed=self.seed))
         found = {name: value for name, value in asdict(self).items() if value != least[name]}
         return ",".join(
@@ -86,7 +86,7 @@ class World:
         """Read what ``to_words`` returns.
 
         Raises:
-            ValueError: There is no such part of a world, or it is no number.
+            ValueError: A part of a world is unknown, or its value is no number.
         """
         kinds = {field.name: field.type for field in fields(cls)}
         given: dict[str, Any] = {}
@@ -102,7 +102,7 @@ class World:
 
     @property
     def mix(self) -> MixConfig:
-        """The mix."""
+        """The mix of the world."""
         return _mix_of(self.scenario, bool(self.resizes))
 
     @property
@@ -111,11 +111,11 @@ class World:
         return _epochs_of(self.scenario)[: len(SOURCES) + len(self._added())]
 
     def asked(self) -> list[tuple[Change, int | None]]:
-        """Return the changes that are asked for."""
+        """Return the requested changes."""
         return _changes_of(self.scenario)[: self.changes]
 
     def ranks_later(self) -> list[tuple[int, bool]]:
-        """Return the ranks that there are later."""
+        """Return the later ranks."""
         return _resizes_of(self.scenario)[: self.resizes]
 
     def _added(self) -> list[Change]:
@@ -135,7 +135,7 @@ class World:
 
 
 def world_of(seed: int) -> World:
-    """Return the world of a seed: 4 ranks, 8 sources, and some of all that may happen."""
+    """Return the world of a seed: 4 ranks, 8 sources, and some of the possible faults."""
     chance = random.Random(f"world {seed}")
 
     def some(*values: Any) -> Any:
@@ -167,7 +167,7 @@ def world_of(seed: int) -> World:
         changes=changes,
         resizes=0 if changes else some(0, 0, 1, 2),
         small_bases=some(False, False, True),
-        # Last, so that it changes nothing else of a world, and none of every second one.
+        # Last, so that it changes no other value of a world, and no value at all in every second one.
         places=some(0, 0, 1, 2),
         # Few worlds move constructors, because moves change other events, and the seeds of the other histories are
         # known to prove particular cases.
@@ -204,7 +204,7 @@ def _mix_of(scenario: int, elastic: bool) -> MixConfig:
         runtime={"prefetch_steps": chance.choice([1, 2, 4, 8]), "elastic": elastic},
         balance={"method": chance.choice(["greedy_swap", "none"])},
     )
-    # Last, and of few mixes: what histories of the others prove is known by their seeds.
+    # Last, and in few mixes, because the seeds of the other histories are known to prove particular cases.
     if scenario % 11 == 9 or scenario % 13 == 8:
         return with_packs(mix, [chance.choice([None, *PACKS]) for _ in SOURCES])
     return mix
