@@ -82,7 +82,8 @@ def main(saves: int, kills: int, report: bool, loaded: bool) -> None:
     print_table(killed)
     reading = (
         f"A save in the background stops training for {100 * ratio:.0f} % of the time of an immediate save: for one "
-        "copy in memory. On a machine with as many ranks as cores, the writing still takes processor time from the steps."
+        "copy in memory. On a machine with as many ranks as cores, the writing still takes processor time from "
+        "the steps."
     )
     click.echo(reading)
     if report:

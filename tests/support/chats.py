@@ -111,7 +111,7 @@ def write_model(folder: Path, template: str, special: Sequence[str] = (), text: 
     """Write ``tokenizer.json`` and ``tokenizer_config.json`` of a byte-level BPE into ``folder``.
 
     Args:
-        folder: Where; made if it is missing.
+        folder: Folder to write to; made if it is missing.
         template: The chat template.
         special: Special tokens in addition to those of the text templates.
         text: Text whose letters the tokenizer learns to join, in addition to the words of conversations.

@@ -13,7 +13,7 @@ __all__ = ["a_tmpfs"]
 
 @contextmanager
 def a_tmpfs(folder: Path, size: str) -> Iterator[Path]:
-    """Mount a file system in memory over a folder; skip the test where that is not allowed."""
+    """Mount a file system in memory over a folder; skip the test if that is not allowed."""
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", os.fspath(folder)]
     mounted = subprocess.run(command, capture_output=True, text=True, check=False)
     if mounted.returncode:

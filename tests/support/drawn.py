@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 PLACEHOLDER = 7
-"""A byte that no caption holds."""
+"""A byte that no caption contains."""
 END = 256
 """End of a document in the tokenizer of bytes."""
 
@@ -60,7 +60,7 @@ def png_of(pixels, kind="PNG"):
 
 
 def a_drawn_mix(folder, *, samples=24, rows=6, length=64, sources=None, tiles=None, **changes):
-    """Write captions and pages into ``folder``, and return a mix of both; ``tiles``: that their images are cut into."""
+    """Write captions and pages into ``folder``, and return a mix of both; ``tiles`` is the setting to cut images."""
     build_sample_images(folder, samples, shards=2, most=64)
     transforms = [an_images_transform(tiles=tiles).model_dump()]
     both = {
@@ -97,7 +97,7 @@ def a_drawn_mix(folder, *, samples=24, rows=6, length=64, sources=None, tiles=No
 
 
 def patches_by_row(batches):
-    """Return the patch that belongs at each place of each row, ``[T, 48]``, by the row's tokens."""
+    """Return the patch that belongs at each place of each row, ``[T, 48]``, computed from the row's tokens."""
     found = {}
     for rows in (m for batch in batches for m in batch.microbatches):
         num_rows, length = rows.tokens_RT.shape

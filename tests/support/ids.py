@@ -8,12 +8,12 @@ import pytest
 __all__ = ["LONGEST", "refuse_long", "short_id"]
 
 LONGEST = 200
-"""Letters between the brackets at most: they are in every log and report."""
+"""Most letters between the brackets, because they are in every log and report."""
 _SHOWN = 40
 
 
 def short_id(value: object) -> str | None:
-    """Return how a test is named that is given a long text; ``None`` leaves it to pytest."""
+    """Return the name of a test for a long parameter; ``None`` leaves the name to pytest."""
     if not isinstance(value, str | bytes) or len(value) <= _SHOWN + 20:
         return None
     data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
@@ -24,10 +24,10 @@ def short_id(value: object) -> str | None:
 
 
 def refuse_long(items: Iterable[pytest.Item]) -> None:
-    """Refuse tests that are named by more than anybody reads, by ids of their own.
+    """Refuse tests whose own ids are too long to read.
 
     Raises:
-        UsageError: There are some; none is run.
+        UsageError: There are such tests; none is run.
     """
     named = [item.nodeid for item in items if len(item.name.partition("[")[2]) > LONGEST + 1]
     if named:

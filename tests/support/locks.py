@@ -4,7 +4,7 @@ from threading import Lock
 
 
 class HeardLock:
-    """A lock that sets ``comes`` as somebody is about to wait for it."""
+    """A lock that sets ``comes`` when a thread is about to wait for it."""
 
     def __init__(self, comes):
         self.comes, self.lock = comes, Lock()

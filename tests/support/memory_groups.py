@@ -1,4 +1,4 @@
-"""Memory that the kernel gives a process no more of: it ends the process, as on a machine that is full."""
+"""A memory limit for a process: the kernel kills the process at the limit, as on a machine without free memory."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ def _group_of_this_process() -> tuple[Path, str, str] | None:
 
 @contextmanager
 def short_of_memory(process: psutil.Process) -> Iterator[Callable[[], int]]:
-    """Let the kernel end a process inside, once it wants a megabyte more; gives what says how many it has ended.
+    """Let the kernel kill a process when it needs a megabyte more; yield a function that returns the number of kills.
 
     If this process may not limit memory, the other process receives at once the signal that the kernel would send.
     """

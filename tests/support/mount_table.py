@@ -11,7 +11,7 @@ _LOOKS_AGAIN_S = 0.5
 
 
 def once_mounts_allow(ask, *, within_s=60.0):
-    """Return what ``ask`` gives as soon as it is not None, asked again after every change of the mounts."""
+    """Return the result of ``ask`` as soon as it is not None; it is called again after every change of the mounts."""
     end_s = time.monotonic() + within_s
     with Path("/proc/self/mountinfo").open("rb") as table:
         changes = select.poll()

@@ -13,7 +13,7 @@ from pathlib import Path
 __all__ = ["free_port", "free_ports"]
 
 _LEAST = 20_000
-"""Ray's workers listen below it, and the kernel's own choice lies above the ports that are taken here."""
+"""Ray's workers listen below this port, and the kernel chooses ports above those that are taken here."""
 
 
 def free_port() -> int:
@@ -23,7 +23,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return as many of them, no two the same."""
+    """Return ``count`` free ports, all different."""
     ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
     below = int(ephemeral[0]) if int(ephemeral[0]) > _LEAST + 5_000 else 1 << 16
     found: set[int] = set()

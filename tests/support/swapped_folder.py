@@ -1,4 +1,4 @@
-"""A folder of a store that is exchanged, over and over, for a symbolic link that leads out of it."""
+"""A folder of a store that is exchanged, again and again, for a symbolic link that leads out of the store."""
 
 import contextlib
 import ctypes
@@ -11,7 +11,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def exchange(one, other):
-    """Have two names change places in one step."""
+    """Exchange two names in one step."""
     words = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
     if _libc.renameat2(*words):
         raise OSError(ctypes.get_errno(), "cannot be exchanged", str(one))
@@ -46,7 +46,7 @@ class Outside:
 
     @contextlib.contextmanager
     def swapping(self):
-        """Exchange ``d`` for a link to the outside and back, for the length of a block."""
+        """Exchange ``d`` for a link to the outside and back, while the block runs."""
         link, ends, swaps = self.link("link-to-outside"), threading.Event(), [0]
 
         def swap():

@@ -1,4 +1,4 @@
-"""Python, warm: a process is forked from one that has loaded what ranks need, or commands, or workers of Ray.
+"""Warm Python: processes are forked from one that has loaded the modules of ranks, commands, or workers of Ray.
 
 Imports take a rank two to four seconds of processor time, and a command or the daemon of a mount half a second to one
 and a half. Tests start hundreds of each, and most tests prove nothing about imports. The following processes are
@@ -13,9 +13,9 @@ from themselves.
         subprocess.Popen([python.path, "rank.py", "1"])
         subprocess.run([python.path, "-m", "torch.distributed.run", "rank.py"], env=os.environ | python.for_launchers)
 
-The process that is started so is a small one (``_CLIENT``) that stands for the script's: it has its output, forwards
-signals, ends when it does and as it does, and ends it where it is killed itself. The script has its open files, its
-parent and its namespaces.
+The started process is a small one (``_CLIENT``) that stands for the script's process. It has the script's output,
+forwards signals, ends when the script ends and with the same code, and ends the script if it is killed itself. The
+script has its open files, its parent and its namespaces.
 
     WarmPopen([sys.executable, "-m", "omniload", "mix", "check"], python_of=lambda words: python)
 
@@ -65,9 +65,9 @@ __all__ = [
 WORKERS = worker.BEFORE_RAY
 RANKS = (
     *("torch", "torch.distributed.run", "torch.distributed.fsdp", "torch.distributed.checkpoint"),
-    # Torch loads it when the first tensor is spread over ranks: a second in each of them.
+    # Torch loads this when the first tensor is spread over ranks, which takes a second in each of them.
     *("torch._dynamo", "omniload.front.opening", "trainer_integration.run.external_rank"),
-    # Ray is not among them: it takes settings from variables when it is loaded.
+    # Ray is not among them, because it takes settings from variables when it is loaded.
     *("omniload.actors.local.plane", "trainer_integration.run.trainer"),
     *("omniload.base.cli", "trainer_integration.cli", "trainer_integration.commands.run"),
     # Ray's imports of other packages take half as long as those of a rank.
@@ -82,7 +82,8 @@ COMMANDS = (
     "fusefs.bridge.libfuse.loop",  # imported by a daemon when it mounts
     *("fusefs.cli", "omniload.cli", "snapshot.commands.env", "snapshot.commands.image"),
     *("omniload.commands.mix_tables", "omniload.commands.opening", "rich.table"),
-    # Loaded late, by a verb alone or as it opens a source: half of the time that a command of a small mix takes.
+    # These are loaded late, by a single verb or when it opens a source, and take half of the time of a command on a
+    # small mix.
     *("omniload.actors.local.plane", "omniload.commands.check", "omniload.commands.plan"),
     *("omniload.commands.preview", "omniload.commands.stats", "rich._emoji_codes"),
     *("omniload.source.formats.jsonl", "omniload.source.formats.parquet", "pyarrow.compute"),
@@ -91,10 +92,10 @@ _KEEPS_REPORT = ["-m", "trainer_integration.report.report"]
 _PROCESSES = {Path(__file__).parent / room / "processes" for room in ("plane", "trainer")}
 OMNILOAD = Path(sys.executable).with_name("omniload")
 _AS_TEXT = "from omniload.base.cli import main; main()"
-# Read by an interpreter, or by a library, as it begins.
+# Variables that an interpreter, or a library, reads when it starts.
 _READ_EARLY = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "OMP_", "GRPC_", "ARROW_", "MIMALLOC_")
-# Read later all the same: by launchers, by our own code, by Arrow as it first connects to HDFS, and by `breakpoint`,
-# for which Ray sets it in each process that connects.
+# These are read later nevertheless: by launchers, by our own code, by Arrow when it first connects to HDFS, and by
+# `breakpoint`, for which Ray sets it in each process that connects.
 _READ_LATE = {"PYTHON_EXEC", "PYTHONPATH", "ARROW_LIBHDFS_DIR", "PYTHONBREAKPOINT"}
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
@@ -102,7 +103,7 @@ _SYS_CLONE3 = 435
 _PR_SET_NAME, _PR_SET_MM, _PR_GET_TID_ADDRESS = 15, 35, 40
 _PR_SET_MM_MAP = 14
 _OF_STATUS = ("Umask", "Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp", "Cpus_allowed:")
-# Every Python ignores them from its beginning, whatever its starter does: Java, in that one, has handlers of them.
+# Every Python ignores these from its start, whatever its parent does; Java in the parent has handlers of them.
 _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 # If a test has started Java, Java raises the limit of open files and blocks a signal.
 _LIMITS = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
@@ -113,7 +114,7 @@ _KEPT: list[object] = []
 _NONE = ctypes.c_ulong(0)
 _ROOT = str(Path(__file__).parents[2])
 _STARTED_S = 300
-# A fork has the thread alone that forks.
+# A fork has only the thread that forks.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 _CLIENT = """#!{python} -IS
@@ -144,12 +145,12 @@ class WarmPython:
     def __init__(
         self, folder: Path, modules: Sequence[str] = RANKS, workers: "WarmPython | None" = None
     ) -> None:
-        """Start it with ``modules`` loaded, its sockets in an empty folder whose path is short.
+        """Start it with ``modules`` loaded, and its sockets in an empty folder with a short path.
 
         Args:
-            folder: That folder.
+            folder: The folder of the sockets.
             modules: The modules to load.
-            workers: What workers of Ray are forked from where a process that was forked from this one opens a plane.
+            workers: The process from which workers of Ray are forked, if a forked process opens a plane.
         """
         self.path = str(folder / "python")
         """Program to start instead of ``sys.executable``."""
@@ -169,7 +170,7 @@ class WarmPython:
             (folder / name).write_text(text)
             (folder / name).chmod(0o755)
         path = os.pathsep.join(self._folders)
-        # Without marks: begun while a plane starts, it would end with that.
+        # Without marks, because a process started while a plane starts would otherwise end with the plane.
         unmarked = {name: value for name, value in os.environ.items() if name != MARKS}
         self._process = subprocess.Popen(
             [sys.executable, __file__, self._address, workers.path if workers else "", *modules],
@@ -190,17 +191,17 @@ class WarmPython:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Its end is known by this, but where a process that was forked from ours has the pipe too, and lives on.
+        # The end of this input ends the process, except if a fork of ours still has the pipe and lives on.
         self._process.stdin.close()
         self._process.terminate()
         self._process.wait(_STARTED_S)
         self._process.stdout.close()
 
     def child(self, given: Mapping[str, Any]) -> int | None:
-        """Start a command as a child of this process; return its number, or ``None`` where that is to be done for real.
+        """Start a command as a child of this process; return its number, or ``None`` if it must be started for real.
 
         Args:
-            given: What ``Popen`` hands to its ``_execute_child``, by name.
+            given: Arguments of ``Popen``'s call of its ``_execute_child``, by name.
         """
         variables = os.environ if given["env"] is None else given["env"]
         as_ours = (
@@ -209,7 +210,7 @@ class WarmPython:
             and all(given[name] is None for name in ("preexec_fn", "gid", "gids", "uid"))
             and given["umask"] < 0
             and read_early(variables) == self._early
-            # A module of another folder might stand for one that is loaded.
+            # A module of another folder might otherwise be replaced by a loaded one.
             and {*_folders(variables)} <= {*self._folders}
             and _inherited() == self._inherited
         )
@@ -241,12 +242,12 @@ class WarmPython:
 
 
 class WarmPopen(subprocess.Popen):
-    """``Popen``, whose process is forked from a warm one where it may be."""
+    """``Popen`` whose process is forked from a warm one if possible."""
 
     def __init__(
         self, *given: Any, python_of: Callable[[object], WarmPython | None], **named: Any
     ) -> None:
-        """Start it as ``Popen`` does, by what ``python_of`` returns for its words."""
+        """Start it as ``Popen`` does, from the Python that ``python_of`` returns for its words."""
         self._python_of = python_of
         super().__init__(*given, **named)
 
@@ -266,8 +267,10 @@ class WarmPopen(subprocess.Popen):
 
 
 def _popen_with(python_of_workers: str, python: str) -> type[subprocess.Popen[Any]]:
-    """Return ``Popen`` of a program that was forked: what its workers of Ray are forked from, and who keeps its
-    report, are forks themselves."""
+    """Return ``Popen`` of a forked program.
+
+    The process from which its workers of Ray are forked, and the process that keeps its report, are forks too.
+    """
 
     class PopenOfFork(subprocess.Popen[Any]):
         def __init__(self, args: Any, *given: Any, **named: Any) -> None:
@@ -281,9 +284,9 @@ def _popen_with(python_of_workers: str, python: str) -> type[subprocess.Popen[An
 
 
 def read_early(variables: Mapping[Any, Any]) -> dict[str, str]:
-    """Return the variables that a process which runs already would not heed any more.
+    """Return the variables that a running process would no longer read.
 
-    A program that is given others than the warm Python had is started for real.
+    A program whose values differ from those of the warm Python is started for real.
     """
     named = {os.fsdecode(name): os.fsdecode(value) for name, value in variables.items()}
     early = {name for name in named if name.startswith(_READ_EARLY)}
@@ -306,7 +309,7 @@ def is_command(words: object) -> bool:
 
 
 def is_for_workers(words: object) -> bool:
-    """Return whether these are the words of what workers of a Ray of our own are forked from."""
+    """Return whether these are the words of the process from which workers of our own Ray are forked."""
     return isinstance(words, list) and words[1:3] == [worker.__file__, worker.AHEAD]
 
 
@@ -318,14 +321,14 @@ def is_process(words: object) -> bool:
 
 
 def is_script(words: object) -> bool:
-    """Return whether these are the words of a text that Python runs."""
+    """Return whether these are the words of a script text that Python runs."""
     return isinstance(words, list) and words[:2] == [sys.executable, "-c"]
 
 
 def _folders(variables: Mapping[Any, Any]) -> list[str]:
     """Return the folders of ``PYTHONPATH``, each once, as an interpreter does."""
     text = variables.get("PYTHONPATH", "")
-    # ``abspath`` and no ``resolve``: a link is kept.
+    # ``abspath`` instead of ``resolve``, because a link must be kept.
     folders = [os.path.abspath(folder) for folder in text.split(os.pathsep)]  # noqa: PTH100
     return list(dict.fromkeys(folders)) if text else []
 
@@ -346,10 +349,10 @@ def _inherited() -> tuple[object, ...]:
 
 
 def serve(address: str) -> tuple[list[str], bool]:
-    """Fork a process for each that asks; end in this one with stdin.
+    """Fork a process for each request; end in this one with stdin.
 
     Returns:
-        In a process that was forked: its command line, and whether it is a child of who asked.
+        In a forked process: its command line, and whether it is a child of the asking process.
     """
     with _listening(address) as stand_ins, _listening(address + _OF_CHILDREN) as children:
         assert len(list(Path("/proc/self/task").iterdir())) == 1, "a thread is in no fork"
@@ -381,7 +384,7 @@ def _listening(address: str) -> socket.socket:
 
 
 def _as_child(asked: dict[str, Any], held: list[int], connection: socket.socket) -> list[str]:
-    """Be the child of who asked, as ``Popen`` starts it."""
+    """Act as the child of the asking process, as ``Popen`` starts it."""
     connection.sendall(b"%d\n" % os.getpid())
     if asked["session"]:
         os.setsid()
@@ -413,7 +416,7 @@ def _as_script(asked: list[Any], held: list[int], connection: socket.socket) -> 
     connection.close()
     _take(held, numbers)
     own, os.getppid = os.getppid, lambda: parent
-    # Its children have parents of their own.
+    # Its children have their own parents.
     os.register_at_fork(after_in_child=lambda: setattr(os, "getppid", own))
     os.chdir(folder)
     _have_variables(environment)
@@ -432,8 +435,8 @@ def _have_variables(variables: Mapping[str, str]) -> None:
 
 
 def _take(held: list[int], numbers: list[int]) -> None:
-    """Have each file under its number."""
-    # Out of the way first: a number that one is to have may be another's now.
+    """Put each file under its number."""
+    # Move all files out of the way first, because the number for one file may now belong to another.
     aside = [_moved(descriptor, numbers) for descriptor in held]
     for number, descriptor in zip(numbers, aside, strict=True):
         os.dup2(descriptor, number)
@@ -441,14 +444,14 @@ def _take(held: list[int], numbers: list[int]) -> None:
 
 
 def _moved(descriptor: int, numbers: list[int]) -> int:
-    """Move a file beyond these numbers."""
+    """Move a file to a number above these."""
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, max(numbers, default=0) + 1)
     os.close(descriptor)
     return moved
 
 
 def _forked_beside() -> int:
-    """Fork as ``os.fork`` does, but a child of the parent of this process: that waits for it, and has its signals."""
+    """Fork as ``os.fork`` does, but as a child of this process's parent, which waits for it and gets its signals."""
     # The place where the C library has the number of its thread: the kernel writes the child's number there, as for
     # its own fork.
     its_number = ctypes.c_ulong()
@@ -456,7 +459,7 @@ def _forked_beside() -> int:
         raise OSError(ctypes.get_errno(), "prctl")
     flags = _CLONE_PARENT | _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
     arguments = (ctypes.c_uint64 * 8)(flags, 0, its_number.value)
-    api = ctypes.pythonapi  # keeps the lock of the interpreter
+    api = ctypes.pythonapi  # keeps the interpreter lock
     size = ctypes.sizeof(arguments)
     api.PyOS_BeforeFork()
     pid = api.syscall(_SYS_CLONE3, ctypes.byref(arguments), size)
@@ -488,7 +491,7 @@ def _be_named(command: list[str], variables: Mapping[str, str]) -> None:
 
 
 def _kept(words: list[str]) -> tuple[int, int]:
-    """Put words where they stay; return where they begin and end."""
+    """Put words into memory that stays; return where they begin and end."""
     text = b"".join(os.fsencode(word) + b"\0" for word in words)
     _KEPT.append(ctypes.create_string_buffer(text, len(text)))
     return ctypes.addressof(_KEPT[-1]), ctypes.addressof(_KEPT[-1]) + len(text)
@@ -500,7 +503,7 @@ def _end_of_heap() -> int:
 
 
 def _enter_namespaces_of(connection: socket.socket) -> None:
-    """Be on the host of who asked: its network, its name, and its mounts."""
+    """Enter the host of the asking process: its network, its name, and its mounts."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     places = {
         kind: f"/proc/{int.from_bytes(credentials[:4], sys.byteorder)}/ns/{kind}"
@@ -529,8 +532,8 @@ def _watch(pid: int, connection: socket.socket) -> int:
 
 
 def become(command: list[str]) -> None:
-    """Run a command line of Python's in this process."""
-    # ``multiprocessing`` hands on that this one writes nothing compiled.
+    """Run a Python command line in this process."""
+    # ``multiprocessing`` passes on that this process writes no compiled files.
     while command[0] in {"-u", "-B"}:
         if command[0] == "-u":
             sys.stdout.reconfigure(write_through=True)
@@ -553,12 +556,12 @@ def become(command: list[str]) -> None:
 
 
 def end(code: int) -> None:
-    """End as Python does, but for the modules: to take each apart takes as long as all the rest of a command."""
+    """End as Python does, but without clearing modules, which would take as long as the rest of a command."""
     threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    ctypes.pythonapi.exit(code & 0xFF)  # libraries have their own handlers of this
+    ctypes.pythonapi.exit(code & 0xFF)  # libraries have their own exit handlers
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Work on a local store before its power fails. Run with ``python -m``, the store and the work.
 
-The process ends at once when the work is done: nothing is closed, and nothing becomes durable by time.
+The process ends at once when the work is done: nothing is closed, and nothing becomes durable later.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Small files systems for tests: tiny units, so that few bytes make many objects."""
+"""Small file systems for tests: tiny units, so that few bytes make many objects."""
 
 import contextlib
 from dataclasses import replace

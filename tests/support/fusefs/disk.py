@@ -1,4 +1,4 @@
-"""Disk caches for tests: versions whose bytes are known, directories that are looked into and broken."""
+"""Disk caches for tests: versions with known bytes, and directories that tests inspect and damage."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ UNIT = 4096
 
 
 def a_version(number, num_units, short=0):
-    """Version ``number`` of some file; its last unit lacks ``short`` bytes."""
+    """Return version ``number`` of some file; its last unit lacks ``short`` bytes."""
     return CopyVersion(f"version {number}", num_units * UNIT - short, num_units)
 
 
@@ -50,7 +50,7 @@ def a_cache(directory, capacity=1 << 20, traffic=None):
 
 
 def abandon(cache):
-    """Leave a cache as a killed process does: descriptors closed by the kernel, nothing said or tidied."""
+    """Leave a cache as a killed process does: the kernel closes the descriptors, and nothing is reported or tidied."""
     for copy in cache._table.copies.values():
         if copy.files is not None:
             os.close(copy.files._data)
@@ -59,7 +59,7 @@ def abandon(cache):
 
 
 def bytes_on_disk(directory):
-    """Return what all copies take, as the file system counts it."""
+    """Return the disk space of all copies, as the file system counts it."""
     folders = [directory / "copies", directory / "leaving"]
     return sum(p.stat().st_blocks * 512 for f in folders for p in f.rglob("*") if p.is_file())
 

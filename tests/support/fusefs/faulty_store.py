@@ -1,4 +1,4 @@
-"""A store that fails by script: which call of which method meets which fault."""
+"""A store that fails by script: a call of a method, given by its number, meets a fault."""
 
 from threading import Lock
 
@@ -10,11 +10,11 @@ def Outage(what):  # noqa: N802 -- reads as the error it makes
 
 
 class FaultyStore:
-    """Fails the n-th call of a method, counted from 1.
+    """Fails the n-th call of a method, counting from 1.
 
     Args:
-        store: What answers otherwise.
-        faults: ``(method, n)`` to a function from the call's first argument to an error.
+        store: The store that answers otherwise.
+        faults: Maps ``(method, n)`` to a function from the call's first argument to an error.
         carry_out: Whether a failing call is carried out before its answer is lost.
     """
 
@@ -30,7 +30,7 @@ class FaultyStore:
             return inner
 
         def call(*arguments):
-            with self._counting:  # each call has its number, of however many threads
+            with self._counting:  # each call gets its number, even with many threads
                 self._calls[name] = number = self._calls.get(name, 0) + 1
             fault = self._faults.pop((name, number), None)
             if fault is None:

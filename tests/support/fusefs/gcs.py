@@ -14,7 +14,7 @@ BUCKET = "corpora"
 @contextlib.contextmanager
 def gcs_server(folder: Path):
     """Run the emulator, with one bucket; yield its URL."""
-    # gcsfs, as it is loaded, otherwise asks Google's own API whether a bucket has folders, for a minute and with TLS.
+    # When gcsfs is loaded, it otherwise asks Google's own API for a minute, with TLS, whether a bucket has folders.
     os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
     port = free_port()
     command = [

@@ -1,4 +1,4 @@
-"""A daemon that interrupts who starts it, as Ctrl-C does, and never becomes ready.
+"""A daemon that interrupts the process that starts it, as Ctrl-C does, and never becomes ready.
 
 ``python -m tests.support.fusefs.interrupting_daemon READY_FD FILE [stubborn]``. When SIGTERM asks it to end, it says
 so in FILE and ends, unless it is stubborn.

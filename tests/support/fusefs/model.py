@@ -1,6 +1,6 @@
-"""A mount against a plain directory: the same operations on both, the same answers wanted.
+"""A mount compared with a plain directory: the same operations on both must give the same answers.
 
-``python -m tests.support.fusefs.model STEPS SEED`` runs a long one by hand.
+``python -m tests.support.fusefs.model STEPS SEED`` runs a long comparison by hand.
 """
 # ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH112, PTH114, PTH115, PTH116, PTH118, PTH208, PTH211 -- system calls are tested
 
@@ -21,7 +21,7 @@ BLOB = random.Random(7).randbytes(1 << 16)
 TINY = {"striping": {"unit": 4096, "count": 3}, "plain_limit": 4096}
 TIMES = [1, 10**9]
 MOST_BYTES = 1 << 20
-"""More than any file of the model holds."""
+"""More bytes than any file of the model has."""
 FLAGS = {
     "r": os.O_RDONLY,
     "r+": os.O_RDWR,
@@ -34,13 +34,13 @@ FLAGS = {
 
 
 def fast_directory(prefix):
-    """Make a directory in memory where there is one: fsync of a disk would be most of the time."""
+    """Make a directory in memory if possible, because fsync of a disk would take most of the time."""
     shm = Path("/dev/shm")
     return Path(tempfile.mkdtemp(prefix=prefix, dir=shm if shm.is_dir() else None))
 
 
 class Side:
-    """One of both directories and the files open in it."""
+    """One of the two directories and its open files."""
 
     def __init__(self, root):
         self.root = Path(root)
@@ -73,7 +73,7 @@ class Side:
         return None
 
     def extend(self, slot, start, size):
-        """Write at the end, the way most files are written."""
+        """Write at the end, as most files are written."""
         if slot in self.open_files:
             file = self.open_files[slot]
             os.lseek(file, 0, os.SEEK_END)
@@ -124,7 +124,7 @@ class Side:
     def stat(self, name):
         found = os.lstat(self.at(name))
         is_directory = os.path.isdir(self.at(name))
-        # A directory's time is compared as long as it is one that was set: then no name has changed since.
+        # A directory's time is compared only while it is a time that was set, because then no name has changed since.
         was_set = found.st_mtime in TIMES and found.st_mtime
         return is_directory, (oct(found.st_mode), was_set) if is_directory else found.st_size
 
@@ -144,7 +144,7 @@ class Side:
         return self.at(name).read_bytes() if self.at(name).is_file() else None
 
     def direct_content(self, name):
-        """Read past the page cache."""
+        """Read without the page cache."""
         if not self.at(name).is_file():
             return None
         file = os.open(self.at(name), os.O_RDONLY | os.O_DIRECT)
@@ -160,7 +160,7 @@ class Side:
             os.posix_fadvise(self.open_files[slot], 0, 0, os.POSIX_FADV_DONTNEED)
 
     def tree(self):
-        """Everything there is, by path."""
+        """Return everything that exists, by path."""
         found = {}
         for folder, folders, files in os.walk(self.root):
             folders.sort()

@@ -1,4 +1,4 @@
-"""Calls whose answers POSIX lays down, each made in a fresh folder: on a mount and on a local directory alike.
+"""Calls whose answers POSIX defines, each made in a fresh folder, on a mount and on a local directory.
 
 A case is a function of the folder. Its return value, or the errno that it raises, must be the same on both sides. The
 folder holds ``f`` (a file), ``d`` (an empty directory), ``full/f`` and ``l`` (a link to ``f``), ``dangling`` and
@@ -42,7 +42,7 @@ def answers(folder, *calls):
 
 
 def furnish(folder):
-    """Make what every case finds."""
+    """Make the files that every case expects."""
     folder.mkdir()
     (folder / "f").write_bytes(DATA)
     (folder / "d").mkdir()

@@ -1,4 +1,4 @@
-"""A mount whose health is looked at after everything that is done to it."""
+"""A mount whose health is checked after every action on it."""
 
 import contextlib
 import os
@@ -43,7 +43,7 @@ class ProvenMount:
         return made
 
     def run(self, *command, cwd=None, timeout=60, **named):
-        """Run a program to its end; its output is the message where it fails."""
+        """Run a program to its end; if it fails, the message is its output."""
         done = subprocess.run(
             [str(part) for part in command],
             cwd=cwd or self.root,
@@ -66,7 +66,7 @@ class ProvenMount:
         self._verify(lambda report: report.harmful == [])
 
     def end(self):
-        """Unmount; nothing may be left over on the store."""
+        """Unmount; nothing may be left over in the store."""
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(timeout=60) == 0
         assert "defect" not in self.log.read_text()

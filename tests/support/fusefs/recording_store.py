@@ -11,14 +11,14 @@ class RecordingStore(MemoryStore):
     """Records method and path. Calls that a method makes to the store itself are part of its request.
 
     Args:
-        notes: Whether calls about a path are noted.
+        notes: Returns whether calls about a path are recorded.
     """
 
     def __init__(self, notes=lambda _: True):
         super().__init__()
         self.calls = []
         self.reads = []
-        """Offset and size of each read that is noted."""
+        """Offset and size of each recorded read."""
         self.mtime_ns = None
         """Modification time of all files, if set."""
         self._notes, self._inside = notes, threading.local()
@@ -83,6 +83,6 @@ class RecordingStore(MemoryStore):
 
 
 class RecordingObjects(RecordingStore):
-    """One that prefers what object stores prefer."""
+    """A recording store with the preferences of an object store."""
 
     preferred = ObjectStore.preferred.fget(None)

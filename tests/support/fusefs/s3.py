@@ -55,13 +55,13 @@ def _listens(port: int) -> bool:
 
 @contextlib.contextmanager
 def a_server(command: list[str], port: int, log: Path, *, both: bool = False):
-    """Run a server until it is left, from when it listens at a port of loopback on.
+    """Run a server from the moment when it listens at a port of loopback until the block ends.
 
     Args:
-        command: What starts it.
-        port: Where it will listen.
+        command: The command that starts it.
+        port: The port on which it will listen.
         log: The file that keeps the server's standard error.
-        both: Whether that is kept, too, which it says else.
+        both: Whether the file also keeps the standard output.
     """
     with log.open("wb") as said:
         server = subprocess.Popen(

@@ -7,11 +7,11 @@ import sys
 __all__ = ["NOBODY", "run_unprivileged"]
 
 _ID = 65534
-# The one capability lets it read this checkout wherever it lies; it allows no mount and no write.
+# The one capability lets it read this checkout in any place; it allows no mount and no write.
 _READS_ALL = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
 _AS_NOBODY = ["setpriv", f"--reuid={_ID}", f"--regid={_ID}", "--clear-groups", *_READS_ALL]
 NOBODY = _AS_NOBODY if os.getuid() == 0 else []
-"""Words before a command; empty where the tests themselves have no rights."""
+"""Words before a command; empty if the tests themselves have no rights."""
 
 
 def run_unprivileged(code, folder, while_up):

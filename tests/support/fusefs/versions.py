@@ -1,4 +1,4 @@
-"""Files that are replaced while others read them: what each version holds, and readers that compare.
+"""Files that are replaced while others read them: the contents of each version, and readers that compare.
 
 Every eight bytes of a version contain its number, and its length differs from that of every version near it. So the
 bytes that a reader finds show which whole version they are, or that no version ever had them.
@@ -58,8 +58,8 @@ def read_once(path, chance, *, opened=None):
     """Open a file, read all of it in pieces, and return the outcome: ``whole``, ``stale`` or a fault.
 
     Args:
-        path: What to open.
-        chance: Decides how it is read.
+        path: The file to open.
+        chance: Decides the way of reading.
         opened: Called between the first piece and the rest.
     """
     try:
@@ -100,13 +100,13 @@ def rewrite(path, number):
 
 
 def race(readers, writers, *, reads, within_s, rest_s=0.0, seed=0):
-    """Let processes read files that others replace, and count how each open went.
+    """Let processes read files that others replace, and count the outcome of each open.
 
     Args:
         readers: For each reader, the paths it reads.
-        writers: For each writer, the paths it replaces, and how: ``replace`` or ``rewrite``.
+        writers: For each writer, the paths it replaces, and the way: ``replace`` or ``rewrite``.
         reads: Number of reads by all readers together; each reader ends after its share.
-        within_s: After so long they end all the same.
+        within_s: Time after which they end in any case.
         rest_s: Pause of a writer after each version.
         seed: Seed of all random choices.
 
@@ -146,8 +146,8 @@ def race(readers, writers, *, reads, within_s, rest_s=0.0, seed=0):
 def race_over_mounts(roots, *, reads, readers, rest_s, within_s=3600.0, seed=0):
     """Race ``readers`` on each of the first two of three mounts with writers on all of them.
 
-    The first two rename versions over both files; the third writes into one: it has no readers, who
-    would see that file change, as POSIX has it within one mount.
+    The first two rename versions over both files. The third writes into one file and has no readers, because its
+    readers would see that file change, as POSIX requires within one mount.
     """
     *shared, other = roots
     for name in NAMES:

@@ -35,7 +35,7 @@ OPENS = [
 QUICK_START = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto"]
 """Options for machines that live for seconds: thorough compilation would cost more than it saves."""
 ARCHIVE = CACHE / "classes.jsa"
-"""Classes as a Java machine has loaded them: half of the time that a start takes goes to loading them from jars."""
+"""Classes in the form in which a Java machine has loaded them: half of a start goes to loading them from jars."""
 NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
 _AS_CLIENT = """
@@ -52,7 +52,7 @@ files.move(f"{root}/a", f"{root}/b")
 files.delete_file(f"{root}/b")
 """
 _TRIES = 5
-"""Times that a data node is started whose port somebody took meanwhile."""
+"""Starts of a data node when another process takes its port."""
 RELAY_HOST = "127.0.0.2"
 """Host of the relays. They use the ports of the data nodes, which listen at 127.0.0.1."""
 
@@ -87,7 +87,7 @@ class Cluster:
     port: int
     http_port: int
     stream_rate: float | None = None
-    """Most bytes per second of a connection to a data node, each direction; None for no cap."""
+    """Most bytes per second of a connection to a data node, each direction; None for no limit."""
     notes_classes: bool = False
     """Whether its Java machines record the classes that they load, instead of taking classes from the archive."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -104,11 +104,11 @@ class Cluster:
 
     @property
     def classpath(self) -> str:
-        # Jars first: an archive of their classes is for whatever begins with them.
+        # Jars come first, because an archive of their classes is only used for a class path that begins with them.
         return f"{_jars()}:{self.folder}/conf:{self.folder}/web"
 
     def client_environment(self) -> Mapping[str, str]:
-        """Return what pyarrow.fs.HadoopFileSystem needs in the environment before its first use."""
+        """Return the variables that pyarrow.fs.HadoopFileSystem needs before its first use."""
         return {
             "JAVA_HOME": str(JAVA_HOME),
             "ARROW_LIBHDFS_DIR": str(CACHE / "lib"),
@@ -120,7 +120,7 @@ class Cluster:
         """Return the options that make a Java machine take its classes from the archive, or record them for one."""
         if self.notes_classes:
             return [f"-XX:DumpLoadedClassList={self.folder}/{name}.classes"]
-        # One of another Java is passed over: without a word, as commands are read from the same output.
+        # An archive of another Java is ignored, without any message, because commands are read from the same output.
         quietly = ["-Xlog:disable", "-Xlog:all=error:stderr"]
         return [f"-XX:SharedArchiveFile={ARCHIVE}", *quietly]
 
@@ -158,7 +158,7 @@ class Cluster:
         self.java(f"datanode{number}", *pairs)
 
     def start_relay(self, number: int, port: int) -> None:
-        """Hold connections to a data node to the rate: same port, another address of loopback."""
+        """Limit the rate of connections to a data node by a relay: same port, another address of loopback."""
         here = [RELAY_HOST, str(port), "127.0.0.1", str(port), str(self.stream_rate)]
         command = [sys.executable, "-m", "tests.support.hdfs.throttle", *here]
         if (before := self.processes.pop(f"relay{number}", None)) is not None:
@@ -171,7 +171,7 @@ class Cluster:
             raise RuntimeError(f"the relay at {RELAY_HOST}:{port} did not start")
 
     def live_datanodes(self) -> int:
-        """Return how many are there; one that was started again is where it listens now."""
+        """Return the number of live data nodes; a restarted one counts at its new address."""
         query = "jmx?qry=Hadoop:service=NameNode,name=NameNodeInfo"
         try:
             with urllib.request.urlopen(
@@ -213,7 +213,7 @@ class Cluster:
             process.stdout.close()
 
     def mend(self) -> None:
-        """Start nodes again that were stopped; a data node finds its blocks."""
+        """Start stopped nodes again; a data node finds its blocks."""
         if "namenode" not in self.processes:
             self.start_namenode()
         for number in tuple(self.ports):
@@ -243,7 +243,7 @@ def _write_configuration(cluster: Cluster, replication: int) -> None:
         "log4j.appender.c.layout.ConversionPattern=%d %p %c{1}: %m%n\n"
     )
     core = {"fs.defaultFS": cluster.url, "hadoop.tmp.dir": f"{folder}/work"}
-    # A client that meets a dead name node must answer within a test's patience.
+    # A client that meets a dead name node must answer within the timeout of a test.
     core |= {"ipc.client.connect.max.retries": 1, "ipc.client.connect.timeout": 2000}
     hdfs = {
         "dfs.namenode.name.dir": f"file://{folder}/name",
@@ -269,7 +269,7 @@ def _write_configuration(cluster: Cluster, replication: int) -> None:
 
 
 def _format(cluster: Cluster) -> None:
-    """Make the empty folder of a name node; it is kept, since a Java machine is started to make one."""
+    """Format the empty folder of a name node; the folder is cached, because this needs a start of a Java machine."""
     kept, made = CACHE / "formatted", cluster.folder / "name"
     if kept.exists():
         shutil.copytree(kept, made)
@@ -298,8 +298,8 @@ def hdfs_cluster(
     """Start a fresh HDFS, and stop and remove it at the end.
 
     Args:
-        datanodes: How many.
-        replication: Copies of a block; as many as there are data nodes, three at most.
+        datanodes: Number of data nodes.
+        replication: Copies of a block; by default one per data node, three at most.
         stream_rate: Most bytes per second of a connection between a client and a data node.
         above: Directory for its folder; by default that of temporary files.
     """

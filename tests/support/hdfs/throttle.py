@@ -1,10 +1,9 @@
-"""A TCP relay that holds every connection to a rate, each direction for itself.
+"""A TCP relay that limits the rate of every connection, separately in each direction.
 
     python -m tests.support.hdfs.throttle LISTEN_HOST PORT TARGET_HOST TARGET_PORT BYTES_PER_SECOND
 
-The kernels of containers often lack netem and tbf; a relay works everywhere. Bytes are passed
-on when their time has come, never before, so that a short transfer is no faster than a long one.
-It writes ``up`` when it listens.
+The kernels of containers often lack netem and tbf; a relay works everywhere. Bytes are passed on at their time and
+never before, so a short transfer is no faster than a long one. The relay prints ``up`` when it listens.
 """
 
 import asyncio
@@ -19,14 +18,14 @@ LATE_S = 0.02
 
 @dataclass(slots=True)
 class Pacer:
-    """When bytes may be passed on. Arithmetic; the caller brings the time."""
+    """Computes when bytes may be passed on. Arithmetic; the caller provides the time."""
 
     bytes_per_s: float
     due_s: float
-    """When the bytes noted so far may have been passed on; at first the time of the start."""
+    """Time at which the bytes noted so far may have been passed on; initially the start."""
 
     def wait_s(self, size_bytes: int, now_s: float) -> float:
-        """Note ``size_bytes`` and return how long to hold them back; 0 or less: not at all.
+        """Note ``size_bytes`` and return how long to delay them; 0 or less means no delay.
 
         At any time ``t`` after the start, at most ``bytes_per_s * (t - start)`` bytes were passed on. A relay that is
         late because the machine is busy makes up for at most ``LATE_S``, so the idle time of a connection is not
@@ -49,7 +48,7 @@ async def pass_on(
             await loop.sock_sendall(target, view[:size])
         target.shutdown(socket.SHUT_WR)
     except OSError:
-        # Either side may go at any time; the other must hear of it.
+        # Either side may close at any time, and the other side must be notified.
         for end in (source, target):
             try:
                 end.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Small mixes, tables, pieces and plans with sensible values for whatever a test does not name."""
+"""Small mixes, tables, pieces and plans, with sensible defaults for all values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -49,7 +49,7 @@ PACKS: tuple[Mapping[str, str], ...] = (
     *({"rows": "alone"}, {"rows": "own"}, {"cut": "never"}, {"cut": "allow"}),
     *({"cut": "never", "rows": "own"}, {"cut": "allow", "rows": "own"}),
 )
-"""All that a source may say of its packing."""
+"""All packing options of a source."""
 
 
 def a_mix(
@@ -85,7 +85,7 @@ def a_mix(
 
 
 def costs_of_packed_rows(num: int, *, length: int = 8_192, seed: int = 0) -> NDArray[np.float64]:
-    """Return what full rows of long-tailed documents cost, which end where a row does."""
+    """Return the costs of full rows of long-tailed documents, which end at the end of a row."""
     rng = np.random.default_rng(seed)
     ends = np.cumsum(np.clip(rng.lognormal(6.5, 1.4, num * length // 100), 1, length).astype(int))
     bounds = np.union1d(ends, np.arange(num + 1) * length)
@@ -96,7 +96,7 @@ def costs_of_packed_rows(num: int, *, length: int = 8_192, seed: int = 0) -> NDA
 
 
 def with_overlong(mix: MixConfig, given: Sequence[str | None]) -> MixConfig:
-    """Return a mix whose sources say for themselves what becomes of long documents, or leave it to the mix."""
+    """Return a mix whose sources have their own setting for long documents, or leave it to the mix."""
     sources = {
         name: source.model_copy(update={"overlong": overlong})
         for (name, source), overlong in zip(mix.sources.items(), given, strict=True)
@@ -105,7 +105,7 @@ def with_overlong(mix: MixConfig, given: Sequence[str | None]) -> MixConfig:
 
 
 def with_packs(mix: MixConfig, given: Sequence[Mapping[str, str] | None]) -> MixConfig:
-    """Return a mix whose sources say for themselves how they are packed, or leave it to the mix."""
+    """Return a mix whose sources have their own packing, or leave it to the mix."""
     sources = {
         name: source.model_copy(update={"pack": pack and SourcePack.model_validate(pack)})
         for (name, source), pack in zip(mix.sources.items(), given, strict=True)
@@ -146,7 +146,7 @@ def tokens_of(source: int, position: int, sub: int, length: int) -> np.ndarray:
 
 @lru_cache(maxsize=1 << 14)
 def mask_of(source: int, position: int, sub: int, length: int) -> np.ndarray | None:
-    """Return which tokens of a sample are trained on; ``None`` where its source has no mask: every other one has."""
+    """Return which tokens of a sample are trained on; ``None`` if its source has no mask, as every other one."""
     if source % 2 == 0:
         return None
     places = np.arange(length) + position + 3 * sub
@@ -192,7 +192,7 @@ def a_microbatch(
 ) -> Microbatch:
     """Return built rows of the pieces' own tokens (see ``tokens_of``); a score is the sample's position.
 
-    Columns ``own``, by their names inside, have a value for each token: the token.
+    Columns ``own``, by their internal names, have a value for each token: the token.
     """
     pieces = pieces_of(*[piece for row in rows for piece in row])
     stops = stops_with_next(pieces).tolist()
@@ -246,7 +246,7 @@ def a_planner(
     state: MixState | None = None,
     **changes: Any,
 ) -> Planner:
-    """Return a planner of ``a_mix()`` for one rank at step 0, every source of 1000 records."""
+    """Return a planner of ``a_mix()`` for one rank at step 0, with 1000 records in every source."""
     mix = mix or a_mix()
     epoch = [1000] * len(mix.names) if epoch is None else epoch
     defaults = {

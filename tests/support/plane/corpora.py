@@ -17,7 +17,7 @@ __all__ = ["a_corpus", "a_mixed_corpus", "with_masks", "write_texts", "write_tok
 
 
 def write_tokens(file: Path, documents: Sequence[np.ndarray], *, rows_per_group: int = 20) -> None:
-    """Write one Parquet shard with a column ``tokens``, a ``mask`` and a ``weight`` made of them, and their number."""
+    """Write one Parquet shard with ``tokens``, a ``mask`` and a ``weight`` computed from them, and a number column."""
     file.parent.mkdir(parents=True, exist_ok=True)
     column = pa.array([document.tolist() for document in documents], pa.list_(pa.int32()))
     masks = pa.array([(document % 3 > 0).tolist() for document in documents], pa.list_(pa.bool_()))
@@ -28,7 +28,7 @@ def write_tokens(file: Path, documents: Sequence[np.ndarray], *, rows_per_group:
 
 
 def write_texts(file: Path, texts: Sequence[str | None]) -> None:
-    """Write one shard of JSON lines with the key ``text``; ``None`` gives a line that has none."""
+    """Write one shard of JSON lines with the key ``text``; for ``None`` the line has no such key."""
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = (orjson.dumps({"text": text} if text is not None else {"title": ""}) for text in texts)
     file.write_bytes(b"".join(line + b"\n" for line in lines))

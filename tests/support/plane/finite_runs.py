@@ -21,7 +21,7 @@ MANY = 1 << 30
 
 @st.composite
 def places(draw: st.DrawFn, most_kills: int = 0) -> dict[str, Any]:
-    """Return everything that must not matter: ranks, roles, and how often they are lost."""
+    """Return everything that must not matter: ranks, roles, and the number of losses."""
     return {
         "dp": draw(st.sampled_from([1, 2, 3, 8])),
         "num_loaders": draw(st.integers(1, 3)),
@@ -36,7 +36,7 @@ def places(draw: st.DrawFn, most_kills: int = 0) -> dict[str, Any]:
 def simulated(
     world: Mapping[str, Any], first_read: int, **changes: Any
 ) -> tuple[Simulation, list[int]]:
-    """Run a simulation to its end, with first reads of ``first_read`` records; return the digests of its steps too."""
+    """Run a simulation to its end, with first reads of ``first_read`` records; also return the digests of its steps."""
     simulation = Simulation(**{**world, "num_steps": MANY, **changes})
     with patch.object(queue, "_FIRST_READ", first_read):
         digests = simulation.run()
@@ -44,7 +44,7 @@ def simulated(
 
 
 def memberships(world: Mapping[str, Any], known: int) -> list[tuple[Any, ...]]:
-    """Plan a run to its end by membership alone, with ``known`` records known ahead, more where that is too few."""
+    """Plan a run to its end by membership alone, with ``known`` records known ahead, or more if those are too few."""
     return [
         (found.pieces.rows(), found.row_offsets.tolist(), found.after.digest())
         for _, _, found in _draws(world, [known] * len(world["epochs"]))

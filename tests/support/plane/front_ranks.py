@@ -28,7 +28,7 @@ def environment(**more):
 
 
 def results_of(text):
-    """Return what ranks have printed, one a line."""
+    """Return the printed results of ranks, one per line."""
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 

@@ -1,6 +1,6 @@
 """The promises of a journal, wherever it is stored: inherit, and provide ``place``, a fixture that opens it.
 
-``place()`` is for who reads, ``place(claimed=True)`` for a planner; both see what planners before them wrote.
+``place()`` is for readers, ``place(claimed=True)`` for a planner; both see the records of earlier planners.
 """
 
 import itertools
@@ -32,7 +32,7 @@ def claiming(open_storage):
 
 
 def bytes_of(place):
-    # All in one call would ask a store for 8 KiB at a time.
+    # A single call would request 8 KiB at a time from a store.
     with place().opened() as file:
         return b"".join(iter(lambda: file.read(1 << 20), b""))
 
@@ -189,7 +189,7 @@ class StoredJournalContract(JournalContract):
     """The further promises of a journal of objects."""
 
     steps = 400
-    """Written one by one: fewer where a put takes long."""
+    """Steps, which are written one by one: fewer if a put takes long."""
 
     def test_many_records_lie_in_few_objects(self, place, tmp_path):
         found = states(self.steps)
@@ -242,7 +242,7 @@ class StoredJournalContract(JournalContract):
         with pytest.raises(StateError, match=r"process \d+ on '.*' has taken the journal over"):
             lost.append(second)
 
-        # It was written before the next planner looked, so that one has it.
+        # It was written before the next planner looked, so that planner has it.
         assert read_tail(storage, 0).next_step == 2
         Journal.taken_over(storage, read_tail(storage, 0), 2).close()
         assert read_tail(place(), 0).next_step == 2
@@ -283,7 +283,7 @@ class StoredJournalContract(JournalContract):
         assert read_tail(storage, 0).next_step == 3
 
     def test_what_a_stale_planner_takes_back_late_is_there_for_the_next_one(self, place):
-        """It has claimed the journal for that before the next one did, and its object comes behind that one's look."""
+        """It had claimed the journal before the next planner did, and its object appears after that planner's look."""
         lost = opened(place(claimed=True), FOUND[0])
         for record in records_between(FOUND[:7]):
             lost.append(record.to_json(NAMES))

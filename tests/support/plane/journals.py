@@ -1,4 +1,4 @@
-"""Journals of two sources, and the states that they lead through."""
+"""Journals of two sources, and the states that they pass through."""
 
 import itertools
 

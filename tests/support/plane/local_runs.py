@@ -31,7 +31,7 @@ class OneRank(Client):
 
 
 def a_spec(folder, mix, *, dp=1, cp=1, **changes: Any):
-    """Return what opens a plane of a mix, for ranks along dp and cp unless ``tree`` says otherwise."""
+    """Return the specification of a plane of a mix, for ranks along dp and cp unless ``tree`` says otherwise."""
     changes.setdefault("tree", ClientPlaceTree.of(dp=dp, cp=cp))
     return PlaneSpec(mix=mix, base_dir=folder, **changes)
 

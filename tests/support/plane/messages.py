@@ -1,4 +1,4 @@
-"""The messages of a simulation: a seed decides which is delivered next, how often, and who is cut off from whom."""
+"""The messages of a simulation: a seed decides which is delivered next, how often, and which roles are cut off."""
 
 import random
 from collections import Counter
@@ -9,13 +9,13 @@ from typing import NamedTuple
 __all__ = ["Message", "MessageBag", "Moment", "Way", "below"]
 
 _SLOWEST = 250
-"""Deliveries that overtake a slow message at most."""
+"""Most deliveries that overtake a slow message."""
 _LONGEST_CUT = 60
-"""Deliveries for which a role is cut off at most."""
+"""Most deliveries for which a role is cut off."""
 
 
 def below(chance: random.Random, limit: int) -> int:
-    """Draw the number below a limit that ``randrange`` draws, in a third of its time: each message takes one."""
+    """Return the same number below a limit as ``randrange``, in a third of its time: each message draws one."""
     bits = limit.bit_length()
     while (drawn := chance.getrandbits(bits)) >= limit:
         pass
@@ -27,7 +27,7 @@ class Way(NamedTuple):
 
     turn: int
     number: int
-    """The loader."""
+    """Number of the loader."""
     life: int
 
 
@@ -67,11 +67,11 @@ class MessageBag:
 
     chance: random.Random
     repeat_share: float = 0.0
-    """Share of messages that come once more, later."""
+    """Share of messages that are delivered once more, later."""
     lost_share: float = 0.0
-    """Share of messages that are lost on their way: who sent one sends it again, after others."""
+    """Share of messages that are lost on their way; the sender sends such a message again, after others."""
     slow_share: float = 0.0
-    """Share of messages that are on their way for a long time."""
+    """Share of messages that take a long time."""
     cuts: int = 0
     """Times that a role is cut off: messages to it stay undelivered until the network is whole again."""
     fired: Counter[str] = field(default_factory=Counter)
@@ -96,7 +96,7 @@ class MessageBag:
         self.under_way.append(message)
 
     def cut_off(self, roles: Sequence[str]) -> str | None:
-        """Cut off one of some roles for a while; return which, or ``None`` where it was done often enough."""
+        """Cut off one of some roles for a while; return which, or ``None`` if it was done often enough."""
         if self.fired["cut off"] >= self.cuts:
             return None
         self.fired["cut off"] += 1
@@ -109,7 +109,7 @@ class MessageBag:
         return self._cut.get(role, 0) > self.delivered
 
     def take(self, at: int) -> Message | None:
-        """Take out a message that is delivered now; ``None`` where it is held up, or lost and sent again."""
+        """Remove and return the message that is delivered now; ``None`` if it is delayed, or lost and sent again."""
         self.delivered += 1
         under_way = self.under_way
         message = under_way[at]

@@ -1,4 +1,4 @@
-"""Profiles with round figures, for simulations whose outcome can be worked out."""
+"""Profiles with round figures, for simulations whose results can be computed by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def a_profile(names: tuple[str, ...] = ("web", "code"), **changes: Any) -> Profi
 
 
 def a_job(mix: MixConfig | None = None, *, ranks: int = 1, **changes: Any) -> Job:
-    """Return a job of a small mix, at full speed on two cores a host."""
+    """Return a job of a small mix, at full speed on hosts of two cores."""
     mix = mix or a_mix(rows=16, runtime={"kind": "ray", "prefetch_steps": 4})
     spec = PlaneSpec(mix=mix, base_dir=Path(), tree=ClientPlaceTree.of(dp=ranks))
     defaults = {"spec": spec, "originals": mix.names, "cores": 2.0, "steps": 24}

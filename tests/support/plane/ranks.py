@@ -1,4 +1,4 @@
-"""A small vocabulary of byte pairs, as the tokenizers library trains it, and as tiktoken's file of ranks."""
+"""A small vocabulary of byte pairs, from the tokenizers library, also as a rank file of tiktoken."""
 
 import base64
 import json
@@ -38,7 +38,7 @@ def trained(pattern=None):
 
 
 def ranks_of(library):
-    """Return the rank of every token by its bytes, which the library writes as letters."""
+    """Return the rank of every token by its bytes; the library writes the bytes as letters."""
     letters = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255]
     byte_of = {chr(byte): byte for byte in letters}
     byte_of |= {chr(256 + i): b for i, b in enumerate(b for b in range(256) if b not in letters)}

@@ -119,7 +119,7 @@ def known_ahead(
 def reference_digests(
     mix: MixConfig | History, epochs: Sequence[Sequence[Sequence[int]]], *, num_steps: int
 ) -> list[int]:
-    """Return the digest of every step without any machine: everything is known, nothing is moved."""
+    """Return the digest of every step without any machine: everything is known, and nothing is distributed."""
     history = mix if isinstance(mix, History) else History(mix)
     state, digests = MixState.start(len(history.base.names)), []
     records_S = [len(epoch) for epoch in epochs]
@@ -150,7 +150,7 @@ def reference_digests(
 
 
 def left_out_by(edits: Sequence[Edit], step: int, names: Sequence[str]) -> dict[int, list[int]]:
-    """Return the shards of each source that edits leave out at a step, found by going through all of them."""
+    """Return the shards of each source that edits leave out at a step, found in all of the edits."""
     left_out: dict[int, list[int]] = {}
     for edit in edits:
         if not isinstance(edit.change, SkipShard) or edit.step > step:
@@ -162,7 +162,7 @@ def left_out_by(edits: Sequence[Edit], step: int, names: Sequence[str]) -> dict[
 
 
 def _mask_labels(rows: Microbatch) -> None:
-    """Take out the labels that masks leave out, one after another, by the keys of their pieces."""
+    """Remove the labels that masks leave out, one after another, by the keys of their pieces."""
     labels, sources = rows.labels_RT.reshape(-1), rows.source_ids_RT.reshape(-1)
     keys = iter(rows.keys_K4.tolist())
     for begin, end in pairwise(rows.cu_seqlens.tolist()):

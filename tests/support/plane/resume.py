@@ -14,7 +14,7 @@ Item_co = TypeVar("Item_co", covariant=True)
 
 
 class Resumable(Protocol[Item_co]):
-    """Items one after the other, and the state before the next."""
+    """Items one after another, and the state before the next item."""
 
     def __next__(self) -> Item_co:
         """Return the next item; ``StopIteration`` when there is none."""
@@ -36,7 +36,7 @@ def assert_resumes_exactly(
     Args:
         make: Returns the tested object, new or from a state, in a ``with``.
         digest: Returns a value that distinguishes items.
-        num_items: Items to read; there may be fewer.
+        num_items: Items to read; there may be fewer of them.
 
     Returns:
         The digests of the whole sequence.

@@ -59,7 +59,7 @@ class Rows:
 
 
 def text_of(key):
-    """Return the text that goes with a prompt."""
+    """Return the text of a prompt."""
     return f"zwölf {key[0]}/{key[1]}"
 
 
@@ -146,7 +146,7 @@ class Ranks:
                 sampler.load_state_dict(state)
 
     def next_batch(self, rollout=None):
-        """Return what each rank is handed, or the error that it raises."""
+        """Return the batch of each rank, or the error that it raises."""
         rollouts = rollout if isinstance(rollout, list) else [rollout] * len(self.samplers)
 
         def one(sampler, mine):
@@ -159,7 +159,7 @@ class Ranks:
             return list(threads.map(one, self.samplers, rollouts))
 
     def batches(self, rollout=None):
-        """Return all batches that are left, each as what each rank is handed."""
+        """Return all remaining batches, each as the list of the ranks' batches."""
         found = []
         while (batch := self.next_batch(rollout))[0] is not None:
             if isinstance(batch[0], Exception):
@@ -190,12 +190,14 @@ def kept_of(step, rewards_of):
 
 
 def expected_batches(steps, rewards_of, groups, surplus):
-    """Fill batches as DAPO describes it, over all prompts in memory: after each step's rollouts, the groups whose
-    rewards are not all equal go into a buffer, until it holds a batch.
+    """Fill batches as DAPO describes it, over all prompts in memory.
+
+    After the rollouts of each step, the groups whose rewards are not all equal go into a buffer, until it has a
+    batch.
 
     Returns:
-        For each batch how many steps were drawn for it and, in order, the step of each of its groups; and the steps of
-        the groups that are left in the buffer.
+        For each batch, the number of steps drawn for it and, in order, the step of each of its groups; and the steps of
+        the groups that remain in the buffer.
     """
     batches, buffer, rounds = [], [], 0
     for number, step in enumerate(steps):

@@ -1,9 +1,9 @@
 """The machines without threads: messages wait in a bag, and a seed decides which is delivered next.
 
-What real runs do to messages happens here more often: late, out of order, several times.
-Ranks train in step where they change: none is handed a step before all have the one before it.
-The only order that is kept is the one that every runtime keeps: the planner's journal
-record comes before the plan it belongs to, and a rank takes its steps in order.
+Faults of messages happen here more often than in real runs: messages are late, out of order, or repeated. If the
+ranks change, they train in step: no rank receives a step before all have the previous one. Only the order that every
+runtime keeps is kept here. The planner's journal record comes before the plan it belongs to, and a rank takes its
+steps in order.
 """
 
 import random
@@ -94,15 +94,15 @@ _MOST_MESSAGES = 50_000
 _MOST_MISSED = 1_000
 """Most times in a run that a loader may lack a requested sample: forty times the most in any of a thousand runs."""
 _LOOKS_EVERY = 8
-"""Messages between two looks at what loaders hold."""
+"""Messages between two looks at the loaders' samples."""
 _WAITS = 0.8
-"""Share of these looks that move nothing."""
+"""Share of these looks that move no source."""
 _GIVEN_UP = 0.3
-"""Share of moves that time out before they are taken up, where any do."""
+"""Share of moves that time out before they start, if any do."""
 _LONGEST_START = 10
-"""Messages of its own until one that is started in a better place may stand by, at most."""
+"""Most messages until a member that starts in a better place may stand by."""
 _LONGEST_FENCE = 100
-"""Messages of its own until a planner waits no longer for the fences of constructors, at most."""
+"""Most messages for which a planner waits for the fences of constructors."""
 _MOST_LENDINGS = 12
 """Times that a rank asks for a step ahead before it waits for it."""
 _NO_PLACE = 0.4
@@ -116,7 +116,7 @@ class _Loan:
     step: int
     batch: Batch
     edition: tuple[int, int]
-    """Number of the edition of the plans that it was built of."""
+    """Number of the edition of its plans."""
     number: int
     """Number of the constructor that lent it."""
     constructor: DataConstructor
@@ -135,7 +135,7 @@ class Simulation:
     num_constructors: int = 1
     seed: int = 0
     repeat_share: float = 0.0
-    """Share of messages that come once more, later."""
+    """Share of messages that are delivered once more, later."""
     lost_share: float = 0.0
     """Share of messages that are lost on their way, and sent again."""
     slow_share: float = 0.0
@@ -145,19 +145,19 @@ class Simulation:
     cuts: int = 0
     """Times that a role, or a rank, is cut off for a while."""
     kills: int = 0
-    """Source loaders that are killed in mid-run, whatever they do then; at most five."""
+    """Source loaders that are killed during the run, in any state; at most five."""
     constructor_kills: int = 0
-    """Data constructors that are killed in mid-run."""
+    """Data constructors that are killed during the run."""
     planner_kills: int = 0
-    """Times that the planner is killed in mid-run; another one begins a while later, from the journal."""
+    """Times that the planner is killed during the run; another one starts a while later, from the journal."""
     shadows: int = 0
-    """Loaders that stand by for each."""
+    """Loaders that stand by for each loader."""
     places: int = 0
     """Times that a better place is found for some member; at most two."""
     constructor_moves: int = 0
-    """Times that a better place is found for a data constructor, as its ranks are there."""
+    """Times that a better place is found for a data constructor, because its ranks are there."""
     moves: int = 0
-    """Times that a source is moved to another loader in mid-run."""
+    """Times that a source is moved to another loader during the run."""
     impatient: bool = False
     """Whether moves time out.
 
@@ -184,9 +184,9 @@ class Simulation:
     lends: bool = False
     """Whether ranks are lent the step after their present one, as ranks through Ray are when their steps are long."""
     redone: int = field(default=0, init=False)
-    """Steps that some rank had and that were taken again."""
+    """Steps that some rank had and that are taken again."""
     worlds: list[World] = field(default_factory=list, init=False)
-    """Ranks that were noted in the journal, in order."""
+    """Ranks recorded in the journal, in order."""
     history: History = field(init=False)
     """The history that was kept last."""
     refused: int = field(default=0, init=False)
@@ -216,7 +216,7 @@ class Simulation:
     _lives: list[list[SourceLoader | None]] = field(init=False)
     """Every life of each loader; ``None`` once it was killed."""
     _role: list[int] = field(init=False)
-    """The loader that is to serve each source."""
+    """The loader that should serve each source."""
     _linked: list[Way] = field(init=False)
     """The member of each source that the planner uses; messages to it stay addressed to that life."""
     _serving: list[Way] = field(init=False)
@@ -227,7 +227,7 @@ class Simulation:
     """Number of the first hand-over after the last move of each source."""
     _roster: Roster = field(init=False)
     _looked_s: float = field(default=0.0, init=False)
-    """When the roster was looked at last."""
+    """Time of the last look of the roster."""
     _constructors: list[DataConstructor] = field(init=False)
     _told: list[DataConstructor] = field(init=False)
     """The constructors that the planner speaks to."""
@@ -240,7 +240,7 @@ class Simulation:
     )
     """Open questions to constructors, by number and the planner's life: constructor, planner, and words it heard."""
     _questions: dict[tuple[int, int], DataConstructor] = field(default_factory=dict, init=False)
-    """The constructors that a planner has asked and not heard from since, likewise."""
+    """The constructors that a planner has asked and not heard from since, with the same keys."""
     _heard: dict[tuple[int, int], tuple[DataConstructor, int]] = field(
         default_factory=dict, init=False
     )
@@ -257,7 +257,7 @@ class Simulation:
     _loans: dict[int, _Loan] = field(default_factory=dict, init=False)
     """The loans of the next step, by rank."""
     _confirming: set[int] = field(default_factory=set, init=False)
-    """Ranks that have asked whether it stands, and have not heard."""
+    """Ranks that have asked whether their loan is valid, and have no answer yet."""
     _end: int | None = field(default=None, init=False)
     planners_killed: int = field(default=0, init=False)
     _planner_is_there: bool = field(default=True, init=False)
@@ -265,7 +265,7 @@ class Simulation:
     """The states that the journal passes through."""
     constructors_killed: int = field(default=0, init=False)
     _absent: set[int] = field(default_factory=set, init=False)
-    """Constructors that were lost while one was started in a better place, until that one is there."""
+    """Constructors that were lost while one was starting in a better place, until that one is there."""
     _building: set[Member] = field(init=False)
     """Constructors that were started and not ended."""
     killed: int = field(default=0, init=False)
@@ -281,9 +281,9 @@ class Simulation:
     given_up: int = field(default=0, init=False)
     """Moves that timed out before they were taken up."""
     moved_on: int = field(default=0, init=False)
-    """Moves of a source that began before all had heard of the one before."""
+    """Moves of a source that began before all roles were notified of the previous one."""
     _looks: int = field(default=0, init=False)
-    """Times that a source was looked for to be moved."""
+    """Times that a source was searched for a move."""
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -355,7 +355,7 @@ class Simulation:
         ]
 
     def _plan_deed(self, deed: Callable[[], None]) -> None:
-        """Have something done at some moment."""
+        """Schedule an action at some moment."""
         self._bag.add(Message(deed))
 
     def _do_what_is_due(self) -> bool:
@@ -363,7 +363,7 @@ class Simulation:
         return False
 
     def _began(self) -> None:
-        """Have the planner begin."""
+        """Let the planner start."""
         self._carry(self.planner.handle(Started()))
 
     def run(self) -> list[int]:
@@ -401,7 +401,7 @@ class Simulation:
         return False
 
     def ended_at(self) -> tuple[int, JsonObject]:
-        """Return the step that the data ended before, and the state before it."""
+        """Return the step before which the data ended, and the state before it."""
         assert self._end is not None, "it has ended"
         return self._end, self._saved_at(self._end)
 
@@ -414,7 +414,7 @@ class Simulation:
         return [change.name for change in changes if isinstance(change, AddSource)]
 
     def _change(self) -> None:
-        """Ask for the next change; now or a few messages later, as chance has it."""
+        """Request the next change, now or a few messages later, at random."""
         if not self.changes:
             return  # a repetition
         waits = self._random.random() < 0.7 and (self._bag or self._ready())
@@ -431,7 +431,7 @@ class Simulation:
         self._take_up(planner, asked)
 
     def _take_up(self, planner: Planner, asked: ChangeAsked) -> None:
-        """Have a change taken up once the planner that was asked knows which steps no rank has; its shell waits."""
+        """Apply a change once the planner that was asked knows which steps no rank has; its shell waits."""
         if planner is not self.planner or not self._planner_is_there:
             self._saw("a change is lost with its planner and asked for again", "planner")
             self._bag.add(Message(self._change))
@@ -517,7 +517,7 @@ class Simulation:
             self.trace.append(Moment(self._bag.delivered, role, what, tuple(content)))
 
     def _saw(self, what: str, role: str = "") -> None:
-        """Count what came about."""
+        """Count an event."""
         self.seen[what] += 1
         self._note(role, what)
 
@@ -572,7 +572,7 @@ class Simulation:
             self._states.append(command.after)
 
     def _tell_loaders(self, command: ReadAhead | TakeOver | ReleaseSamples) -> None:
-        """Send to the life that the planner speaks to now: it may be dead when the message comes."""
+        """Send to the life that the planner uses now, which may be dead when the message arrives."""
         match command:
             case ReadAhead(source=source):
                 way = self._linked[source]
@@ -622,7 +622,7 @@ class Simulation:
         self._tell_constructors(((), *command.windows))
 
     def _resize(self) -> None:
-        """Have other ranks, now or a few messages later, as chance has it; then at a step boundary, or at once."""
+        """Change the ranks, now or a few messages later, at random; then at a step boundary, or at once."""
         if not self.resizes:
             return  # a repetition
         at = set(self._next.values())
@@ -649,12 +649,12 @@ class Simulation:
             self._bag.add(Message(self._resize))
 
     def _ask(self, asked: ResizeAsked) -> None:
-        """Have a rank say which ranks it counts, until a planner is there to hear it."""
+        """Let a rank report which ranks it counts, until a planner is there to handle it."""
         if not self._planner_is_there:
             self._put_off(self._ask, asked, to="planner")
             return
         if asked.generation < self._generation:
-            # Said by a rank that was others' peer by the time it was heard.
+            # The report of a rank that had left the world by the time it was handled.
             with suppress(StateError):
                 self._carry(self.planner.handle(asked))
             return
@@ -678,9 +678,9 @@ class Simulation:
             self._replace(self._roster.handle(MemberEnded(holder, "killed")))
 
     def _kill_constructor(self) -> None:
-        """Kill a constructor; another takes its place at once, or the one that is on its way to a better place.
+        """Kill a constructor; another takes its place at once, or the one that is starting in a better place.
 
-        The planner hears of it later.
+        The planner is notified later.
         """
         if self.constructors_killed < self.constructor_kills:
             self.constructors_killed += 1
@@ -696,7 +696,7 @@ class Simulation:
         return replace(self._constructors[number], dp_ranks=self._first_served[number].dp_ranks)
 
     def _build_from_now_on(self, number: int) -> None:
-        """Have another constructor hold a role; the planner hears of it later."""
+        """Let another constructor take a role; the planner is notified later."""
         self._absent.discard(number)
         new = self._constructors[number] = self._a_constructor(number)
         self._tell_past(number)
@@ -721,7 +721,7 @@ class Simulation:
             self._send(self._recover_planner)
 
     def _recover_planner(self) -> None:
-        """Begin another planner, from the last steps of the journal."""
+        """Start another planner, from the last steps of the journal."""
         ahead = self._states[-self.mix.steps_held - 1 :]
         self._begin_planner(ahead, **({"world": self.worlds[-1]} if self.worlds else {}))
 
@@ -799,7 +799,7 @@ class Simulation:
     def _ask_told(
         self, number: int, constructor: DataConstructor, planner: Planner, heard: int
     ) -> None:
-        """Ask for more words than were heard; a constructor is asked before it has any."""
+        """Ask for words after the last one heard; a constructor is asked before it has any."""
         self._asks[number, planner.life] = constructor, planner, heard
         self._answer_told(number)
 
@@ -849,7 +849,7 @@ class Simulation:
                 self._listen()
 
     def _link_constructor(self, number: int, new: DataConstructor) -> None:
-        if self._constructors[number] is new:  # else it was killed meanwhile
+        if self._constructors[number] is new:  # otherwise it was killed meanwhile
             self._told[number] = new
             self._hear(self.planner, ConstructorReplaced(number=number))
 
@@ -901,7 +901,7 @@ class Simulation:
         for command in commands:
             assert isinstance(command, StartMember), "until it stands by nobody else is touched"
             self._tried.add(command.member)
-            # Long enough that others are lost meanwhile: a process on another host takes seconds.
+            # Long enough that others are lost meanwhile, because a process on another host takes seconds to start.
             self._put_off(self._start_later, command, self._places.randrange(_LONGEST_START))
 
     def _start_later(self, command: StartMember, left: int) -> None:
@@ -911,7 +911,7 @@ class Simulation:
             self._replace((command,))
 
     def _member_is_ready(self, member: Member) -> None:
-        """Have a member say that it stands ready, or that it cannot be where it is."""
+        """Let a member report that it stands by, or that it cannot run in its place."""
         is_tried = member in self._tried
         self._tried.discard(member)
         if is_tried and self._places.random() < _NO_PLACE:
@@ -933,7 +933,7 @@ class Simulation:
         self._replace(commands)
 
     def missing(self) -> list[str]:
-        """Return the roles that have not as many members as are wanted, and constructors that are left over."""
+        """Return the roles that lack members, and surplus constructors."""
         there = Counter(member.role for member in self._roster.members())
         wanted = 1 + self.shadows
         roles = [f"loader-{number}" for number in range(self.num_loaders)]
@@ -951,7 +951,7 @@ class Simulation:
         """Move a source to another loader while any role may be lost; the old loader drops it at some moment."""
         if self.moved < self.moves and self._looks < _MOST_LOOKS:
             self._looks += 1
-            self._bag.add(Message(self._move))  # until enough are moved
+            self._bag.add(Message(self._move))  # until enough sources are moved
         if self._random.random() < _WAITS:
             return
         source = self._random.randrange(len(self.planner.names))
@@ -974,13 +974,13 @@ class Simulation:
             self._hand_over(number, [source])
 
     def _leave(self, source: int, number: int) -> None:
-        """Have a loader drop a source that is another's, at some moment."""
+        """Let a loader drop a source that now belongs to another, at some moment."""
         for life, loader in enumerate(self._lives[number]):
             if loader is not None:
                 self._send(self._drop, source, Way(0, number, life), to=f"loader-{number}")
 
     def _drop(self, source: int, way: Way) -> None:
-        """Drop a source once constructors have heard of its last move, unless it has come back."""
+        """Drop a source once constructors know of its last move, unless it has come back."""
         loader = self._lives[way.number][way.life]
         if self._role[source] == way.number or loader is None:
             return
@@ -995,7 +995,7 @@ class Simulation:
         for source in later:
             self._linked[source] = way
         known = tuple(source for source in later if source < len(self.planner.names))
-        for source in set(later).difference(known):  # nothing of it is outstanding
+        for source in set(later).difference(known):  # it has no outstanding requests
             self._know_way(source, way)
         if known:
             self._hear(self.planner, LoaderReplaced(sources=known))
@@ -1013,7 +1013,7 @@ class Simulation:
             self._send(self._read, way, again, to=f"loader-{way.number}")
 
     def _know_way(self, source: int, way: Way, later: int = 0) -> None:
-        """Have constructors take a way, unless they know of a later one; now or some messages later."""
+        """Let constructors use a way, unless they know a later one; now or some messages later."""
         if later:
             self._put_off(self._know_way, source, way, later - 1)
             return
@@ -1066,7 +1066,7 @@ class Simulation:
         order: BuildSteps,
         asks: tuple[DataConstructor, Planner, int] | None,
     ) -> None:
-        # The call to one that is lost fails, and the next one is asked anew.
+        # The call to a lost constructor fails, and the next one is asked again.
         if asks is not None and self._is_there(number, constructor):
             self._ask_told(number, *asks)
         for command in constructor.handle(order):
@@ -1098,7 +1098,7 @@ class Simulation:
     def _slices(
         self, loaders: Sequence[SourceLoader | None], requests: Sequence[SliceRequest]
     ) -> list[SampleColumns]:
-        """Ask each loader once, as a constructor does; return the answers request by request."""
+        """Ask each loader once, as a constructor does; return the answers by request."""
         places_of: dict[int, list[int]] = {}
         for place, loader in enumerate(loaders):
             places_of.setdefault(id(loader), []).append(place)
@@ -1163,7 +1163,7 @@ class Simulation:
         )
 
     def _have(self, rank: int, step: int, number: int, batch: Batch) -> None:
-        """Have a rank train on a step."""
+        """Let a rank train on a step."""
         self._note(f"rank {rank}", f"takes step {step}")
         if rank == 0:
             self.states[step] = self._saved_at(step)
@@ -1176,10 +1176,10 @@ class Simulation:
             self._send(self._lend, *asked, to=f"constructor-{number}")
 
     def _lend(self, rank: int, generation: int, step: int, left: int) -> None:
-        """Lend a rank its next step while it computes; a few messages later where that is not built."""
+        """Lend a rank its next step while it computes, or a few messages later if the step is not built."""
         wants = generation == self._generation and self._next.get(rank) == step
         if not wants or rank in self._loans:
-            return  # it did not wait for it, or this is a repetition
+            return  # it did not wait for it, or this message is a repetition
         number, constructor = next(
             ((n, c) for n, c in enumerate(self._constructors) if rank in c.dp_ranks), (0, None)
         )
@@ -1193,7 +1193,7 @@ class Simulation:
             self._put_off(self._lend, rank, generation, step, left - 1, to=f"constructor-{number}")
 
     def _confirm(self, rank: int, loan: _Loan) -> None:
-        """Have a constructor say whether a step that it has lent stands; where it is lost, the rank hears of that."""
+        """Let a constructor answer whether its loan of a step is valid; if it is lost, the rank learns that."""
         if not self._is_there(loan.number, loan.constructor):
             if self._loans.get(rank) is loan:
                 self._saw("a constructor is lost that has lent a step", f"rank {rank}")
@@ -1205,7 +1205,7 @@ class Simulation:
 
     def _hear_confirmed(self, rank: int, loan: _Loan, *, stands: bool) -> None:
         if self._loans.get(rank) is not loan:
-            return  # a repetition, or said to a rank of before
+            return  # a repetition, or a message to a rank of an earlier world
         del self._loans[rank]
         self._confirming.discard(rank)
         if stands:
@@ -1215,7 +1215,7 @@ class Simulation:
             self._saw("a step that was lent is asked for anew", f"rank {rank}")
 
     def _saved_at(self, step: int) -> JsonObject:
-        """Return the state as rank 0 would have it saved; where no planner is there it waits for the next."""
+        """Return the state as rank 0 would save it; without a planner it waits for the next one."""
         if self._planner_is_there:
             return self.planner.state_at(step)
         state = self._states[step - self._states[0].step]

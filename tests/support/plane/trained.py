@@ -9,7 +9,7 @@ __all__ = ["steps_of", "trained"]
 
 
 def steps_of(simulation: Simulation) -> list[list[Batch]]:
-    """Return what all ranks took, step by step."""
+    """Return the batches of all ranks, step by step."""
     steps = sorted({step for step, _ in simulation.batches})
     return [[simulation.batches[step, r] for r in range(simulation.dp)] for step in steps]
 

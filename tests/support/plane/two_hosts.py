@@ -54,7 +54,7 @@ def _ip(*words):
 
 @contextmanager
 def two_hosts():
-    """Make them, and give their names; names of hosts are looked up in files alone, as no server answers there."""
+    """Make two hosts and yield their names; host names are looked up only in files, because no name server answers."""
     mark = secrets.token_hex(3)
     names = [f"omni{mark}{end}" for end in "ab"]
     try:
@@ -88,16 +88,16 @@ def cut(host):
 
 
 def mend(host):
-    """Put it back."""
+    """Restore the wire."""
     _ip("-n", host, "link", "set", _wire_of(host), "up")
     _ip("-n", host, "route", "add", "default", "dev", _wire_of(host))
 
 
 @contextmanager
 def slowed(hosts, rate):
-    """Let no more than ``rate`` (``200kbit``) through the wire either way; gives how often it has held a packet back.
+    """Limit the wire to ``rate`` (``200kbit``) in each direction; yield a function that counts delayed packets.
 
-    Limit the rate of the hosts: packets above it are lost, as on a link that other traffic fills.
+    A faster sender is slowed down by lost packets, as on a link that other traffic fills.
     """
     limits = ("tbf", "rate", rate, "burst", "4kb", "latency", "200ms")
     ends = {host: ("dev", _wire_of(host)) for host in hosts}
@@ -151,7 +151,7 @@ def end_all_on(host):
 
 
 def begin_ray(host, *place, folder, env):
-    """Begin a node of a Ray of others on a host, as users do; ``wait_for_ray`` waits for it."""
+    """Start a node of a given Ray on a host, as users do; ``wait_for_ray`` waits for it."""
     address = ADDRESSES[host.endswith("b")]
     return on(
         host,
@@ -164,13 +164,13 @@ def begin_ray(host, *place, folder, env):
 
 
 def wait_for_ray(node):
-    """Wait until a node says that it is up; fail with its command where it ends before."""
+    """Wait until a node reports that it is up; fail with its command if it ends before."""
     while "Ray runtime started" not in (line := node.stdout.readline()):
         assert line, f"{' '.join(node.args)} did not start"
 
 
 def begin_bare_node(host, *head, folder, env, python=sys.executable):
-    """Begin a node as ``begin_ray`` does, without what no data plane asks; ``head_of`` waits for it."""
+    """Start a node as ``begin_ray`` does, without services that no data plane uses; ``head_of`` waits for it."""
     folder.mkdir()
     return on(
         host,

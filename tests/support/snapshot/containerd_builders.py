@@ -1,4 +1,4 @@
-"""An image with Python and numpy made from this machine's, and a containerd of its own to start it in."""
+"""An image with Python and numpy made from this machine's files, and a separate containerd to start it in."""
 
 import os
 import re
@@ -142,7 +142,7 @@ def daemons_of(folder):
 
 
 class Link:
-    """Passes connections on to a registry, and counts what comes back."""
+    """Passes connections on to a registry, and counts the bytes that come back."""
 
     def __init__(self, address):
         host, port = address.split(":")
@@ -190,7 +190,7 @@ class Link:
 
 
 class Containerd:
-    """A containerd with its own folders, which knows a snapshotter of ours by the name ``omniload``."""
+    """A containerd with its own folders, which knows our snapshotter by the name ``omniload``."""
 
     def __init__(self, folder):
         self.folder, self.socket = folder, folder / "c.sock"
@@ -214,7 +214,7 @@ class Containerd:
         self._reader.start()
 
     def pull(self, image):
-        """Ask the plugin for Kubernetes for an image; messages of one string each, written by hand."""
+        """Request an image from the plugin for Kubernetes, with hand-written messages of one string each."""
 
         def field(data):
             assert len(data) < 128

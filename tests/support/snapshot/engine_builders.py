@@ -1,4 +1,4 @@
-"""Images for the layer store, in a layout that plays the registry."""
+"""Images for the layer store, in a layout that acts as the registry."""
 
 import tarfile
 

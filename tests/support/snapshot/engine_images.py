@@ -1,4 +1,4 @@
-"""An image with this Python and numpy in it, that real engines start: made of this machine's files, no network."""
+"""An image with this Python and numpy for real engines, made from this machine's files without network."""
 
 import io
 import os
@@ -34,7 +34,7 @@ COLD = 6_000_000
 def push_python_image(store, tag):
     """Push an image of two zstd:chunked layers; the upper layer also deletes files of the lower one.
 
-    ``/data/gone`` is deleted, ``/data/old`` emptied and filled anew, ``/data/kept`` left alone.
+    ``/data/gone`` is deleted, ``/data/old`` is emptied and filled again, ``/data/kept`` stays unchanged.
     """
     return push_config(store, tag, [_layer(store, made) for made in _both()])
 
@@ -136,7 +136,7 @@ class _Tar:
         return found
 
     def libraries(self, programs, without="\0"):
-        """Copy what programs are linked with, under the names the linker looks for."""
+        """Copy the libraries that programs are linked with, under the names that the linker looks for."""
         line = ["ldd", *map(str, programs)]
         told = subprocess.run(line, capture_output=True, text=True, check=False).stdout
         for name in sorted(set(re.findall(r"(?:=> |^\t)(/\S+) \(0x", told, re.MULTILINE))):

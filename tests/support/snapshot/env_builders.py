@@ -1,4 +1,4 @@
-"""Environments of a few files, made without an interpreter of their own, and what installs into them."""
+"""Environments of a few files, made without an interpreter of their own, and installations into them."""
 
 import os
 import shutil
@@ -43,11 +43,11 @@ os.remove(f"{site}/old.py")
 os.remove(f"{site}/gone/inner.py")
 os.rmdir(f"{site}/gone")
 """
-"""Adds, changes and deletes files, directories and links; twin contents; an executable."""
+"""A script that adds, changes and deletes files, directories and links; equal contents; an executable."""
 
 
 def an_environment(folder):
-    """Return an environment whose site-packages hold a few files, as an image would bring them."""
+    """Return an environment whose site-packages have a few files, as in an image."""
     prefix = Path(folder) / "prefix"
     site, scripts = prefix / SITE, prefix / BIN
     for path, text in {
@@ -65,7 +65,7 @@ def an_environment(folder):
 
 
 def environment_at(prefix):
-    """Return the environment that lies at ``prefix``."""
+    """Return the environment at ``prefix``."""
     interpreter = an_interpreter(prefix)
     targets = targets_of(interpreter.prefix, interpreter.targets)
     return Environment(interpreter, targets, Records(interpreter.prefix))
@@ -93,7 +93,7 @@ def an_interpreter(prefix, **changes):
 
 
 def an_installation(environment, script=INSTALL, **changes):
-    """Return the installation that ``INSTALL`` stands for."""
+    """Return the installation that ``INSTALL`` performs."""
     command = (sys.executable, "-I", "-c", script, environment.interpreter.prefix)
     fields = {"folder": environment.interpreter.prefix, "environment": dict(os.environ)}
     return Installation(**{"command": command, **fields, **changes})
@@ -101,7 +101,7 @@ def an_installation(environment, script=INSTALL, **changes):
 
 @contextmanager
 def a_repository(folder):
-    """Open a store in a directory, made where it is missing."""
+    """Open a store in a directory, which is made if it is missing."""
     Path(folder).mkdir(exist_ok=True)
     with closing(LocalStore(folder)) as store:
         yield Repository(store)
@@ -114,7 +114,7 @@ def a_restorer(environment, folder, cache="cache"):
 
 
 def saved(folder, script=INSTALL):
-    """Install into an environment, save, and make the environment anew; return both."""
+    """Install into an environment, save, and make the environment again; return both."""
     environment = an_environment(folder)
     with a_repository(Path(folder) / "store") as repository:
         manifest = install_and_save(
@@ -126,7 +126,7 @@ def saved(folder, script=INSTALL):
 
 
 def discard(folder):
-    """Remove a folder, also where it holds folders that may not be written."""
+    """Remove a folder, even if it contains read-only folders."""
     for above, folders, _ in os.walk(folder):
         for name in folders:
             if not (Path(above) / name).is_symlink():
@@ -135,13 +135,13 @@ def discard(folder):
 
 
 def remake(environment, folder):
-    """Throw an environment away and make it as it was."""
+    """Remove an environment and make it again in its first state."""
     discard(environment.interpreter.prefix)
     an_environment(folder)
 
 
 def contents(environment):
-    """Return everything the targets show: kind, mode, bytes or link, and time of each path."""
+    """Return everything in the targets: kind, mode, bytes or link, and time of each path."""
     found = {}
     for target in environment.targets:
         for folder, folders, files in os.walk(target.path):
@@ -163,7 +163,7 @@ def _description(path):
 
 
 def changes(environment, folder, key):
-    """Return the paths of an environment that are not as in a snapshot, by their digests."""
+    """Return the paths of an environment that differ from a snapshot, by their digests."""
     tree = NodeCache(Path(folder) / "cache").tree(key)
     return tree.changed_files(digests=True, roots=[target.path for target in environment.targets])
 

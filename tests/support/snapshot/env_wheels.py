@@ -1,4 +1,4 @@
-"""Tiny wheels, built by hand, and environments that pip installs them into without an index."""
+"""Tiny wheels, built by hand, and environments into which pip installs them without an index."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def a_wheel(folder, name, version="1.0", modules=None, requires=()):
 
 
 def a_venv(folder):
-    """Make an environment without pip that sees the packages of this one behind its own."""
+    """Make an environment without pip that also sees the packages of this one, after its own."""
     subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", "--clear", folder], check=True, timeout=60
     )
@@ -72,7 +72,7 @@ while wanted:
 
 
 def a_quick_pip(folder, python):
-    """Return words that install as pip would, in a tenth of its time: its start is most of a test."""
+    """Return a command that installs as pip would, in a tenth of its time: the start of pip is most of a test."""
     (Path(folder) / "quick").mkdir(exist_ok=True)
     (Path(folder) / "quick" / "pip").write_text(QUICK)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"

@@ -1,7 +1,7 @@
-"""Gzip as other programs write it: one way to compress a layer for each writer that the field uses.
+"""Gzip as other programs write it: one way to compress a layer for each usual writer.
 
-``layer_by_go.gz`` holds ``mixed_tar()`` as Go's compress/gzip writes it, the writer of
-containerd and BuildKit. Its program::
+``layer_by_go.gz`` is ``mixed_tar()`` as written by Go's compress/gzip, the writer of containerd and BuildKit. Its
+program::
 
     package main
 
@@ -46,9 +46,9 @@ def _text(size):
 
 
 def mixed_files():
-    """Return files by name; what does not compress lies between what does, as in any image.
+    """Return files by name; incompressible files lie between compressible ones, as in any image.
 
-    Writers store such bytes: with no compression, from a byte boundary on.
+    Writers store incompressible bytes without compression, from a byte boundary on.
     """
     noise = hashlib.shake_256(b"noise").digest(60_000)
     return {
@@ -81,7 +81,7 @@ def _by(*command):
 
 
 def _with_a_full_header(data):
-    """Extra field, name, comment and a check of the header (RFC 1952, section 2.3)."""
+    """Compress with an extra field, a name, a comment and a checksum of the header (RFC 1952, section 2.3)."""
     header = b"\x1f\x8b\x08\x1e" + bytes(4) + b"\0\xff"
     header += b"\x04\0XX\0\0" + b"layer.tar\0" + "a comment é\0".encode("latin-1")
     header += (zlib.crc32(header) & 0xFFFF).to_bytes(2, "little")
@@ -91,7 +91,7 @@ def _with_a_full_header(data):
 
 
 def _in_members(data):
-    """Members of all sizes, as concatenated streams: some hold nothing."""
+    """Compress into members of all sizes, as concatenated streams; some are empty."""
     cuts = [0, 1, 1, 700, 70_000, 71_000, 1_520_001, 1_530_000, len(data)]
     return b"".join(
         gzip.compress(data[start:end], level)
@@ -100,7 +100,7 @@ def _in_members(data):
 
 
 def _flushed(data):
-    """A writer that flushes: empty stored blocks at any bit."""
+    """Compress like a writer that flushes: with empty stored blocks at any bit."""
     packer, out = zlib.compressobj(6, wbits=31), b""
     for at in range(0, len(data), 30_011):
         out += packer.compress(data[at : at + 30_011]) + packer.flush(zlib.Z_SYNC_FLUSH)

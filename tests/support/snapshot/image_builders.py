@@ -1,4 +1,4 @@
-"""Layers and images made by hand: tars, compressed in every way, and layouts that hold them."""
+"""Hand-made layers and images: tars, compressed in every way, and layouts with them."""
 
 import functools
 import hashlib
@@ -60,11 +60,11 @@ def zran_friendly(size, seed=1):
     return _friendly(1 << max(16, (size - 1).bit_length()), seed)[:size]
 
 
-# Modules ask for megabytes as they are imported, by every worker that collects them.
+# Cached, because modules ask for megabytes when they are imported, in every worker that collects them.
 @functools.cache
 def _friendly(size, seed):
     words = [hashlib.sha256(b"%d %d" % (seed, i)).hexdigest()[:9].encode() for i in range(997)]
-    # A linear congruential generator all at once: 64 bits overflow as 31 would.
+    # A linear congruential generator, computed at once: 64 bits overflow in the same way as 31 bits.
     powers = np.full(size // 10 + 1, 1103515245, np.uint64)
     np.multiply.accumulate(powers, out=powers)
     sums = np.cumsum(np.concatenate((np.ones(1, np.uint64), powers[:-1])), dtype=np.uint64)
@@ -82,7 +82,7 @@ def a_layer(store, blob, compression="gzip", **annotations):
 
 
 def an_index(folder, tar):
-    """Return the index of a layer of its own layout in a folder."""
+    """Return the index of a layer, in a separate layout in a folder."""
     store = OciLayout.create(folder / "layout")
     return index_layer(store, a_layer(store, tar, "tar"), IndexCache(folder / "indexes"))
 
@@ -108,7 +108,7 @@ def an_image(store, layers, tag="v", command=("/bin/true",)):
 
 
 class BlobSource:
-    """Blocks straight from a store, each fetched when asked; remembers the ranges."""
+    """Blocks straight from a store, each fetched on request; records the ranges."""
 
     def __init__(self, store):
         self.store, self.fetched = store, []

@@ -1,4 +1,4 @@
-"""A layer, nodes that share its blocks on loopback, a registry by hand, and peers that misbehave."""
+"""A layer, nodes that share its blocks on loopback, a scripted registry, and peers that misbehave."""
 
 import socket
 import threading
@@ -27,7 +27,7 @@ __all__ = [
 
 TAR = a_tar(a_member("big", zran_friendly(10_000_000)))
 BLOCKS = [TAR[i : i + (1 << 20)] for i in range(0, len(TAR), 1 << 20)]
-"""Ten of 1 MiB or less, each a region of its own."""
+"""Ten blocks of 1 MiB or less, each a separate region."""
 
 
 def peer_index(folder):
@@ -92,7 +92,7 @@ def nodes_of(folder, index, registry, addresses, *, up=None, **settings):
 
 
 def fetched(node, index, refs):
-    """Ask a node's tiers in their order, as a loader does; return the blocks and bytes by tier."""
+    """Request blocks from a node's tiers in their order, as a loader does; return the blocks and bytes by tier."""
     found, moved = {}, {}
     for name, tier in node.tiers.items():
         absent = [ref for ref in refs if ref.digest not in found]

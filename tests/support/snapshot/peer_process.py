@@ -1,7 +1,7 @@
 """A node as a process: reads all files of an image through its peers, in one order, and reports its traffic.
 
-``python peer_process.py IMAGE CACHE PEERS ADDRESS TOKEN_FILE``: says ``ready``, and begins at a line on
-standard input; prints one line of JSON when it has all, and serves until standard input ends. With PATIENT in its
+``python peer_process.py IMAGE CACHE PEERS ADDRESS TOKEN_FILE`` prints ``ready``, and starts at a line on standard
+input. It prints one line of JSON when it has all files, and serves until standard input ends. With PATIENT in its
 environment it waits for its peers as long as a busy machine takes.
 """
 

@@ -1,4 +1,4 @@
-"""Podman with a storage of its own, and a layer store of ours that it may know."""
+"""Podman with separate storage, and a layer store of ours that it can use."""
 
 import os
 import shutil
@@ -26,12 +26,12 @@ def documented_storage():
 
 
 class Podman:
-    """An engine whose images and containers live in a folder of its own, and are gone with ``close``.
+    """An engine whose images and containers live in a folder of its own, and are removed by ``close``.
 
-    The folder's name is short: where it is longer, every run waits 20 s for a socket it cannot name.
+    The folder's name is short, because with a longer name every run waits 20 s for a socket whose path is too long.
 
     Args:
-        store: Mount point of a layer store; none if not given.
+        store: Mount point of a layer store; by default none.
     """
 
     def __init__(self, store=None):
@@ -94,12 +94,12 @@ class MountedStore:
             subprocess.run(["umount", "-l", str(self.root)], check=False)
         try:
             self._daemon.wait(5)
-        except subprocess.TimeoutExpired:  # a mount namespace of somebody else still has it
+        except subprocess.TimeoutExpired:  # another mount namespace still has it
             self._daemon.terminate()
             self._daemon.wait(60)
 
     def killed_and_mounted_anew(self):
-        """Kill its process as a machine out of memory would, and mount it again in the same place."""
+        """Kill its process as the kernel does without free memory, and mount it again in the same place."""
         self._daemon.kill()
         self._daemon.wait(60)
         self.__enter__()

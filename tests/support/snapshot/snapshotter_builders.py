@@ -1,4 +1,4 @@
-"""Parts of a snapshotter without registry and mounts, and a client that speaks to it as containerd does."""
+"""Parts of a snapshotter without registry and mounts, and a client that calls it as containerd does."""
 
 import hashlib
 import shutil
@@ -33,7 +33,7 @@ def a_digest(text):
 
 
 def a_kept_image(layers=3, reference=REFERENCE, name="layer"):
-    """Return an image of some layers, as a registry would give its two documents."""
+    """Return an image of some layers, as its two documents in a registry."""
     diff_ids = [a_digest(f"{name} {n} tar") for n in range(layers)]
     config = orjson.dumps(
         {
@@ -65,7 +65,7 @@ def a_kept_image(layers=3, reference=REFERENCE, name="layer"):
 
 
 def labels_of(kept, place, *, manifest=True):
-    """Return the labels with which a client asks for a layer of an image."""
+    """Return the labels with which a client requests a layer of an image."""
     image = kept.image()
     names = chain_ids(image.config.rootfs.diff_ids)
     labels = {TARGET: names[place], IMAGE: kept.reference, LAYER: image.layers[place].digest}
@@ -73,7 +73,7 @@ def labels_of(kept, place, *, manifest=True):
 
 
 class FakeImages:
-    """Knows the images it is given; layers in ``unreadable`` must be unpacked."""
+    """Knows the given images; layers in ``unreadable`` must be unpacked."""
 
     def __init__(self, *images, unreadable=()):
         self.images, self.unreadable, self.asked = images, set(unreadable), []
@@ -93,7 +93,7 @@ class FakeViews:
     def __init__(self, folder, error=None):
         self.folder, self.error, self.done = folder, error, []
         self.stuck = None
-        """Raised where a view is to go."""
+        """Error that is raised when a view should be removed."""
 
     def path(self, number):
         return str(self.folder / f"view-{number}")
@@ -115,7 +115,7 @@ class FakeViews:
 
 
 class Calls:
-    """Every call of the service by its name, with the fields of its request; answers as they come."""
+    """Every call of the service by its name, with the fields of its request; answers are returned unchanged."""
 
     def __init__(self, socket):
         self._channel = grpc.insecure_channel(f"unix:{socket}")

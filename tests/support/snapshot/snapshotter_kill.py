@@ -60,7 +60,7 @@ OPERATIONS = {
 
 
 def traced(folder, operation, at_line):
-    """Run an operation here; call ``at_line`` with the number of each line of ours before that runs."""
+    """Run an operation here; call ``at_line`` with the number of each of our lines before it runs."""
     snapshotter = opened(folder)
     numbers = count()
 
@@ -77,7 +77,7 @@ def traced(folder, operation, at_line):
 
 
 def forked(work):
-    """Do work in a process; return how that ended, as ``waitstatus_to_exitcode`` does."""
+    """Do work in a forked process; return its exit code, as ``waitstatus_to_exitcode`` does."""
     child = os.fork()
     if child == 0:
         work()
@@ -87,13 +87,13 @@ def forked(work):
 
 
 def on_disk(folder):
-    """Return all that lies in a folder: names, modes and bytes."""
+    """Return all contents of a folder: names, modes and bytes."""
     paths = sorted(folder.rglob("*"))
     return [(p, p.stat().st_mode, p.read_bytes() if p.is_file() else b"") for p in paths]
 
 
 def lines_of(folder, operation):
-    """Run an operation; return for each of its lines whether the disk is another than at the line before."""
+    """Run an operation; return for each of its lines whether the disk differs from the state at the line before."""
     told = folder.with_name("told")
     seen, changes = [None], []
 
@@ -111,7 +111,7 @@ def lines_of(folder, operation):
 
 
 def killed(folder, operation, line):
-    """Run an operation in a process that kills itself at a line of ours."""
+    """Run an operation in a process that kills itself at one of our lines."""
 
     def at_line(number):
         if number == line:
@@ -163,7 +163,7 @@ def main():
         changes = lines_of(work, operation)
         done = state_of(work)
         for line, is_another in enumerate(changes):
-            # The last one too, whatever was seen: from there it ends.
+            # The last line is always included, because the operation ends after it.
             if is_another or line == len(changes) - 1:
                 anew()
                 killed(work, operation, line)

@@ -1,4 +1,4 @@
-"""Events of start-ups that never took place."""
+"""Events of invented start-ups."""
 
 from snapshot.startup.events import StageEvent
 
@@ -7,7 +7,7 @@ EPOCH_NS = 1_795_000_000 * NS
 
 
 def a_pair(stage, node, begin_s, end_s, **changes):
-    """Return begin and end of one stage on one node; no end where ``end_s`` is ``None``."""
+    """Return begin and end of one stage on one node; there is no end if ``end_s`` is ``None``."""
     on_end = {name: changes.pop(name) for name in ("bytes", "facts") if name in changes}
     known = {"job": "pretrain", "attempt": 0, "node": node, "stage": stage} | changes
     begin = StageEvent(event="begin", time_ns=EPOCH_NS + round(begin_s * NS), **known)
@@ -18,10 +18,10 @@ def a_pair(stage, node, begin_s, end_s, **changes):
 
 
 def a_start(nodes=("n1", "n2", "n3"), *, slow=None, environment_s=100.0, attempt=0, job="pretrain"):
-    """Return a whole start: a queue, then every stage; ``slow`` takes 50 s more for packages.
+    """Return a whole start: a queue, then every stage; the node ``slow`` takes 50 s more for packages.
 
-    Seconds on the clock: queue 0-60, image 60-90, environment 90-190, process group to
-    192, model 192-202, checkpoint 202-232, data 232-235, first step 235-240.
+    Times in seconds: queue 0-60, image 60-90, environment 90-190, process group to 192, model 192-202, checkpoint
+    202-232, data 232-235, first step 235-240.
     """
     known = {"attempt": attempt, "job": job}
     events = a_pair("queue", "login", 0, 60, **known)
@@ -39,7 +39,7 @@ def a_start(nodes=("n1", "n2", "n3"), *, slow=None, environment_s=100.0, attempt
 
 
 def write_events(path, events):
-    """Write events into a file, as their writers do."""
+    """Write events into a file, in the format of their writers."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(event.line() for event in events), encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""The loss of an evaluation by one loop over logits, as any script would write it."""
+"""The loss of an evaluation by one loop over logits, in the usual form of a script."""
 
 import torch
 from torch.nn.functional import cross_entropy

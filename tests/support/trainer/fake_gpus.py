@@ -1,8 +1,8 @@
-"""GPUs that are not there: what of their path runs without one.
+"""Absent GPUs: the parts of their path that run without one.
 
 Torch's ``fake`` backend is a group whose other ranks do not exist. Its fake tensors have a device, a type and a
-shape, and no numbers; torch without CUDA copies them to the host, and has no autograd for them. So layers are tried
-on the meta device, which has no numbers either, and what brings tensors to the host on fake ones.
+shape, and no numbers; torch without CUDA copies them to the host, and has no autograd for them. So layers are tested
+on the meta device, which has no numbers either, and copies of tensors to the host are tested on fake tensors.
 """
 
 import re
@@ -17,7 +17,7 @@ from trainer_integration.moe.parallel.process_groups import ProcessGroups
 
 
 def without_gpus(backend):
-    """Return a backend that loses what GPUs send; like NCCL, that part takes tensors of GPUs alone."""
+    """Return a backend that drops the data that GPUs send; like NCCL, that part accepts only tensors of GPUs."""
     return re.sub(r"(cuda:)?nccl", "cuda:fake", backend)
 
 
@@ -33,7 +33,7 @@ def a_rank_of_many(dp, sp, *, device="cpu"):
 
 @contextmanager
 def fake_tensors(monkeypatch):
-    """Have tensors of ``cuda`` be made, without numbers; there is nothing to wait for."""
+    """Make tensors of ``cuda`` possible, without numbers; waits return at once."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         yield

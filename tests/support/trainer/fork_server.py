@@ -1,4 +1,4 @@
-"""The server that processes of a trainer's tests are forked from, which has loaded what any of them needs.
+"""The server from which processes of a trainer's tests are forked; it has loaded every module that they need.
 
 ``multiprocessing`` has one fork server in each process, and its modules are fixed when it starts. If each test module
 named its own list, only the first list would count, and the processes of all other modules would each load their
@@ -14,9 +14,9 @@ from multiprocessing.context import ForkServerContext
 __all__ = ["forking", "python"]
 
 _MODULES = (
-    # A process loads the main program of who asked, too.
+    # A process also loads the main program of the process that asks.
     "pytest",
-    # Torch loads it when the first tensor is spread over ranks: a second in each of them.
+    # Torch loads this when the first tensor is spread over ranks, which takes a second in each of them.
     "torch._dynamo",
     *("tests.support.trainer.killed_saves", "tests.support.trainer.processes.striped_rank"),
     *("tests.support.trainer.moe_cases", "tests.support.trainer.moe_group"),
@@ -28,10 +28,10 @@ python: Callable[[], str] = spawn.get_executable
 
 
 def forking() -> ForkServerContext:
-    """Start the server where none runs; return the context whose processes are forked from it."""
+    """Start the server if none runs; return the context whose processes are forked from it."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*_MODULES])
-    resource_tracker.ensure_running()  # a small program of its own, for all of this process
+    resource_tracker.ensure_running()  # a small helper program for this whole process
     kept = spawn.get_executable()
     spawn.set_executable(python())
     try:

@@ -1,4 +1,4 @@
-"""A GPU that has work, where there is one."""
+"""A busy GPU, if there is a GPU."""
 
 import pytest
 import torch

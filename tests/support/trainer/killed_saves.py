@@ -29,7 +29,7 @@ LONGEST_DELAY_S = 0.03
 
 
 def weight_at(step):
-    """Return what every weight is at a step, so that a mixture of two steps shows."""
+    """Return the value of every weight at a step, so that a mixture of two steps shows."""
     return float(step)
 
 
@@ -57,10 +57,10 @@ def killed_saves(folder: Path, count: int, *, seed: int = 0) -> list[int]:
     """Kill a process ``count`` times in mid-save, and load the newest checkpoint each time.
 
     Returns:
-        Steps that were loaded, rising.
+        Loaded steps, rising.
 
     Raises:
-        AssertionError: None could be loaded, it was of another step than it says, or an earlier one than before.
+        AssertionError: None could be loaded, its step was wrong, or it was earlier than the previous one.
     """
     rng, loaded = random.Random(seed), []
     context = forking()

@@ -39,7 +39,7 @@ class Numbers(Dataset):
 
 
 class Remembering(Dataset):
-    """Sample ``i`` is ``i`` and how many this copy had made before; that is its state, handed out as it is."""
+    """Sample ``i`` is ``i`` and the number of samples that this copy made before; its state is the same object."""
 
     def __init__(self, length):
         self.length, self.held = length, {"made": 0}
@@ -107,7 +107,7 @@ class Turning(IterableDataset):
 
 
 class Drawing(IterableDataset):
-    """Random numbers; its iterators know how many are left, and the state of torch's generator."""
+    """Random numbers; its iterators know how many remain, and the state of torch's generator."""
 
     def __init__(self, length):
         self.length = length
@@ -138,19 +138,19 @@ class _Draws:
 
 
 def plain(batches):
-    """Return batches as lists, which compare."""
+    """Return batches as lists, which can be compared."""
     return [b.tolist() if isinstance(b, torch.Tensor) else b for b in batches]
 
 
 def resumed_equals_unbroken(oracle, make, resume, *, epoch, position):
-    """Compare torch's loader run unbroken with ours saved and resumed at one place.
+    """Compare torch's loader in an unbroken run with ours saved and resumed at one place.
 
     Args:
         oracle: Makes torch's loader.
         make: Makes ours, which saves.
         resume: Makes ours, which resumes.
-        epoch: Epoch that the state is taken in; another follows it.
-        position: Batches handed out before.
+        epoch: Epoch in which the state is saved; another epoch follows.
+        position: Batches handed out before the save.
     """
     torch.manual_seed(3)
     theirs = oracle()
@@ -163,7 +163,7 @@ def resumed_equals_unbroken(oracle, make, resume, *, epoch, position):
     assert plain([next(batches) for _ in range(position)]) == unbroken[epoch][:position]
     state, globally = loader.state_dict(), torch.get_rng_state()
     del batches
-    # Another process: its generators stand elsewhere, and the trainer restores the global one.
+    # This stands for another process: its generators have other states, and the trainer restores the global one.
     torch.manual_seed(99)
     again = resume()
     again.load_state_dict(state)
@@ -178,7 +178,7 @@ def put_all(queue, sizes):
 
 
 def came_from(context, sizes):
-    """Put messages of these sizes in a worker; return number and size of each that came."""
+    """Put messages of these sizes in a worker; return number and size of each message that arrived."""
     queue = DirectContext(context).Queue()
     worker = context.Process(target=put_all, args=(queue, sizes))
     worker.start()
@@ -190,6 +190,6 @@ def came_from(context, sizes):
 
 
 def torch_files(pids: Iterable[int]) -> list[str]:
-    """Return torch's files in shared memory that these processes have made: others on this machine have theirs."""
+    """Return the files of these processes in torch's shared memory; other processes of the machine have their own."""
     own = tuple(f"torch_{pid}_" for pid in pids)
     return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(own)]

@@ -34,7 +34,7 @@ def a_config(**changes) -> MoEConfig:
 
 
 def a_model(*, seed: int = 0, **changes) -> MoETransformer:
-    # Larger weights than a real start: the router then has opinions, and faults show.
+    # Larger weights than in a real start make the router choose clearly, so faults show.
     return MoETransformer(a_config(**({"init_std": 0.2} | changes)), seed=seed)
 
 
@@ -86,7 +86,7 @@ def a_batch(
 
 
 def rows_of(step: int, *, num_rows: int = 4, vocab_size: int = 50) -> list[Row]:
-    """Return rows of documents of mixed lengths that are the same in every run."""
+    """Return rows of documents of mixed lengths, the same in every run."""
     lengths = ((20, 12), (7, 9, 3), (32,), (1, 2, 25))
     return [
         documents_of(lengths[r % 4], seed=100 * step + r, vocab_size=vocab_size)

@@ -42,7 +42,7 @@ def dp_place(groups):
 
 
 def farthest(found, expected):
-    """Return the largest difference of values of the same name."""
+    """Return the largest difference between values with the same name."""
     assert found.keys() == expected.keys()
     return max(float(np.abs(found[name] - expected[name]).max()) for name in expected)
 
@@ -62,7 +62,7 @@ def model_of(groups, *, transport="a2a", dtype=torch.float64, fsdp=False, weight
 
 
 def batch_of(groups, step, rows, length=32):
-    """This rank's share of a step's rows."""
+    """Return this rank's share of a step's rows."""
     place, size = dp_place(groups)
     microbatch = a_microbatch(rows[place::size], length)
     labels = sum(len(document) - 1 for row in rows for document in row)
@@ -119,7 +119,7 @@ def traffic(groups, *, rows, length=32, dtype=torch.float32, **changes):
 
 
 def leaks(groups, *, packings, **changes):
-    """Return, of every packing, which documents the outputs of its second one depend on, by this rank's tokens."""
+    """Return, for every packing, the documents that affect the outputs of its second one, by this rank's tokens."""
     model = model_of(groups, vocab_size=256, num_layers=2, **changes)
     found = []
     for lengths in packings:
@@ -144,7 +144,7 @@ def leaks(groups, *, packings, **changes):
 
 
 def random_packings(number, *, seed=0):
-    """Rows of 32 tokens, two of them, filled with documents of any length."""
+    """Return two rows of 32 tokens, filled with documents of any length."""
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(number):
@@ -166,7 +166,7 @@ def full_rows(number, length=32, *, seed=0):
 
 
 def crossover(groups, *, top_ks):
-    """Return what this rank measures of both transports."""
+    """Return this rank's measurements of both transports."""
     return measured(groups.sp, a_config(), 256, top_ks, 1)
 
 
@@ -177,7 +177,7 @@ def evaluated(groups, *, spec, **changes):
 
 
 def evaluated_between_steps(groups, *, spec, **changes):
-    """Train, evaluate, train; return losses, bytes that a rank keeps before and after, names in a checkpoint."""
+    """Train, evaluate, train; return losses, a rank's bytes before and after, and names in a checkpoint."""
     model = model_of(groups, dtype=torch.float32, vocab_size=5000, **changes)
     optimizer = an_optimizer(model, lr=1e-2)
     results = [train_step(model, optimizer, batch_of(groups, 0, rows_of(0)), groups)]
@@ -190,13 +190,13 @@ def evaluated_between_steps(groups, *, spec, **changes):
 
 
 def kept_bytes(tensors):
-    """Return the bytes of what this rank keeps of tensors."""
+    """Return the bytes of this rank's part of tensors."""
     kept = (t.to_local() if isinstance(t, DTensor) else t for t in tensors)
     return sum(t.untyped_storage().nbytes() for t in kept)
 
 
 def held_bytes(groups, **changes):
-    """Return the bytes of parameters, gradients and optimiser state that this rank keeps between steps."""
+    """Return the bytes of parameters, gradients and optimiser state that this rank has between steps."""
     model = model_of(groups, dtype=torch.float32, **changes)
     optimizer = an_optimizer(model)
     train_step(model, optimizer, batch_of(groups, 0, rows_of(0)), groups)
@@ -205,7 +205,7 @@ def held_bytes(groups, **changes):
 
 
 def trained(groups, *, steps, load=None, save=None, place=None, **changes):
-    """Train, from a checkpoint or from nothing; return losses, and all that a checkpoint holds.
+    """Train, from a checkpoint or from nothing; return losses, and all values of a checkpoint.
 
     If a checkpoint is loaded, that is the model before training continued.
     """

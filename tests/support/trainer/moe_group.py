@@ -1,7 +1,8 @@
-"""Ranks of a process group that stay for many cases: ``with Ranks(4) as ranks: ranks.run(case, dp=2, sp=2, ...)``.
+"""Ranks of a process group, reused for many cases: ``with Ranks(4) as ranks: ranks.run(case, dp=2, sp=2, ...)``.
 
-A case is a function of a module that ranks import; it gets its ``ProcessGroups`` and keywords. Ranks beyond
-the mesh rest. A mesh is made anew where its shape changes, over a store on a port that the system chooses.
+A case is a function of a module that ranks import; its arguments are its ``ProcessGroups`` and keywords. Ranks beyond
+the mesh rest. If the shape of the mesh changes, the mesh is made again, over a store on a port that the system
+chooses.
 """
 
 import traceback

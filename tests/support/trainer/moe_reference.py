@@ -1,6 +1,6 @@
-"""The included model once more, too simple to be wrong: float64, one document, head and token at a time.
+"""The included model in a form too simple to be wrong: float64, one document, head and token at a time.
 
-It shares no code with ``trainer_integration.moe``; weights come by the names they have there.
+It shares no code with ``trainer_integration.moe``; weights have the names of that package.
 """
 
 import math
@@ -9,9 +9,9 @@ import torch
 
 
 def reference_losses(weights, config, rows):
-    """Return token, balance and z-loss summed as a microbatch's are, and the number of dropped choices.
+    """Return token, balance and z-loss, summed as those of a microbatch, and the number of dropped choices.
 
-    ``rows`` holds lists of documents, each an array of token ids.
+    ``rows`` has lists of documents, each an array of token ids.
     """
     token_loss = balance = z = 0.0
     dropped = 0
@@ -50,7 +50,7 @@ def _norm(x, weight, config):
 
 
 def _turned(head, theta):
-    """Rotary positions as products of complex numbers, [T, C]."""
+    """Return rotary positions as products of complex numbers, [T, C]."""
     length, width = head.shape
     frequencies = theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
@@ -60,7 +60,7 @@ def _turned(head, theta):
 
 
 def _attention(weights, at, config, x):
-    """One document."""
+    """Return the attention of one document."""
     width, per_kv = config.head_dim, config.num_heads // config.num_kv_heads
     projected = x @ weights[at + "attention.qkv.weight"].T
     heads = projected.split(width, dim=1)

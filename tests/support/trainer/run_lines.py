@@ -1,4 +1,4 @@
-"""Lines of a run's log, and folders of runs, made by hand."""
+"""Hand-made lines of a run's log, and folders of runs."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ __all__ = ["a_killed_run", "a_memory", "a_run_folder", "a_step", "an_event", "wr
 
 
 def a_step(step: int, **changes: Any) -> StepLine:
-    """Return a step of two ranks and two sources that took a second."""
+    """Return a step of two ranks and two sources that took one second."""
     defaults = {
         "attempt": 0,
         "step": step,

@@ -1,4 +1,4 @@
-"""A model of two layers, an embedding and a last one, which stages of a pipeline and one process compute alike."""
+"""A model of two layers, an embedding and a last one, computed by stages of a pipeline or by one process."""
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -18,19 +18,19 @@ def fresh():
 
 
 def embedding(weight, batch):
-    """Return hidden states ``[R, T, width]``, of tokens and their places."""
+    """Return hidden states ``[R, T, width]`` of tokens and their positions."""
     return weight[batch.tokens] * (1 + batch.position_ids[..., None])
 
 
 def last_layer(weight, hidden, batch):
-    """Return the mean loss of a batch; places count here too, as attention has them in every stage."""
+    """Return the mean loss of a batch; positions also count here, as in the attention of every stage."""
     logits = (hidden / (1 + batch.position_ids[..., None])) @ weight.T
     losses = cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
     return losses / batch.loss_tokens
 
 
 def sums_of(gradient):
-    """Return the sums of the gradients of each token id that has any, by its number."""
+    """Return the sums of the gradients of each token id with a gradient, by its number."""
     sums = gradient.sum(1)
     return {str(i): float(sums[i]) for i in sums.nonzero().flatten().tolist()}
 

@@ -53,7 +53,7 @@ def write_item(name, whole, offsets, tensor):
 
 
 def save_boxes(files, folder, ranks, whole_of):
-    """Save what every rank holds; ``whole_of`` gives each tensor's size."""
+    """Save the boxes of every rank; ``whole_of`` gives each tensor's size."""
     writers = [StripedWriter(files, folder) for _ in ranks]
     plans = []
     for i, (writer, boxes) in enumerate(zip(writers, ranks, strict=True)):
@@ -70,7 +70,7 @@ def save_boxes(files, folder, ranks, whole_of):
 
 
 def load_boxes(files, folder, ranks):
-    """Fill what every rank holds, in place."""
+    """Fill the boxes of every rank, in place."""
     for i, boxes in enumerate(ranks):
         reader, planner = StripedReader(files, folder), Given(boxes)
         metadata = reader.read_metadata()

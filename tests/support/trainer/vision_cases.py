@@ -70,7 +70,7 @@ def trained(groups, *, batches, folder, fsdp=False, load=None, save=None, spec=N
 
 
 def out_of_step(groups, *, microbatches):
-    """Run a microbatch, the second rank another than the first; return the error."""
+    """Run a microbatch, a different one on the second rank; return the error."""
     peers = groups.dp_peers
     model = a_vision_model(peers)
     try:

@@ -11,7 +11,7 @@ from fusefs.bridge.api.waiting import run_blocking
 
 
 class FileSystemContract:
-    """Give ``shown``: a file system with a folder ``d`` in its root and a file ``d/f`` that holds ``content``."""
+    """Provide ``shown``: a file system with a folder ``d`` in its root and a file ``d/f`` that has ``content``."""
 
     content = b""
 

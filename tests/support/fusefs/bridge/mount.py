@@ -1,4 +1,4 @@
-"""A mount without a kernel: its handlers, called as a binding calls them, and stopped where a test wants."""
+"""A mount without a kernel: a test calls its handlers as a binding does, and can stop them at any point."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ CONFIG = FilesConfig(striping=Striping(unit=4096, count=2), plain_limit=4096)
 
 
 class Kernel:
-    """Passes through whatever it is given."""
+    """Passes on everything unchanged."""
 
     can_pass_through = True
 

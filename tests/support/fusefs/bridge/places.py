@@ -10,7 +10,7 @@ from tests.support.fusefs.model import TINY, fast_directory
 
 @contextlib.contextmanager
 def a_place(name, *more):
-    """Make a folder that has ``store`` and ``mount``, and folders of ``more`` names."""
+    """Make a folder with ``store`` and ``mount``, and further folders named in ``more``."""
     base = fast_directory(f"fusefs-{name}-")
     for each in ("store", "mount", *more):
         (base / each).mkdir()
@@ -22,7 +22,7 @@ def a_place(name, *more):
 
 
 def config_of(place, **settings):
-    """Return how such a place is mounted, by small files unless ``settings`` say otherwise."""
+    """Return the mount's configuration for such a place, with small files unless ``settings`` say otherwise."""
     return MountConfig(
         store=str(place / "store"),
         mountpoint=str(place / "mount"),

@@ -1,4 +1,4 @@
-"""Random sequences of edits over several lives of a run, and what must have been trained on by then.
+"""Random sequences of edits over several lives of a run, and the tokens that must have been trained on.
 
 The model has no planner. It goes through the records of every source by position and counts each token. A token
 before the present cursor of its source is in one step, waits for a row, or was in a step that was skipped. Records of
@@ -174,7 +174,7 @@ class EditedRun:
         return here[-1] if here else self.saved[self.end]
 
     def due(self, upto: int, standing: dict[str, Any]) -> Tokens:
-        """Go through the records of every source up to where it stands before a step.
+        """Go through the records of every source up to its cursor before a step.
 
         After skipped steps, the count starts with the tokens that were due before them.
         """
@@ -210,11 +210,11 @@ class EditedRun:
     def _left_out(
         self, name: str, upto: int, skipped_at: int, behind: tuple[int, int, int]
     ) -> Iterator[tuple[int, range]]:
-        """Yield the shards of a source that edits leave out, and from which position to which."""
+        """Yield the shards of a source that edits leave out, with the first and the last position of each."""
         undone = {edit.undoes: edit.step for edit in self.history.edits}
 
         def free_from(step: int) -> int:
-            """Return the first position of which nothing is drawn as a step begins."""
+            """Return the first position from which nothing has been drawn when a step begins."""
             if step <= skipped_at:
                 return behind[0] + (behind[1:] != (0, 0))
             position, *within = _cursor_in(self.saved[step]["sources"], name)
@@ -228,8 +228,7 @@ class EditedRun:
                 yield change.number, range(free_from(edit.step), stop)
 
     def wanted(self) -> dict[str, Amount]:
-        """Return the amounts that were asked for last, undone ones aside; edits of later steps than the last do not
-        count."""
+        """Return the amounts that were requested last, without undone ones; edits after the last step do not count."""
         wanted = dict(self.mix.mix.amounts)
         before: list[dict[str, Amount]] = []
         for edit in self.history.edits:
@@ -296,7 +295,7 @@ def _tokens_in(batch: Any) -> Iterator[tuple[int, int, int, int]]:
 
 
 def run_sequence(seed: int) -> EditedRun:
-    """Make a run of two to four lives, with edits in each and at rest between them, and hold it to the model."""
+    """Make a run of two to four lives, with edits in each and at rest between them, and compare it with the model."""
     chance = random.Random(seed)
     names = NAMES[: chance.randint(2, 3)]
     epochs = [_records(chance) for _ in range(len(names) + len(ADDED))]
@@ -326,7 +325,7 @@ def run_sequence(seed: int) -> EditedRun:
 
 
 def _records(chance: random.Random) -> list[list[int]]:
-    """Return records of which the first gives a sample, so that shard 0 is never empty."""
+    """Return records whose first one gives a sample, so that shard 0 is never empty."""
     rows = [
         [chance.randint(1, 50) for _ in range(chance.randint(0, 3))]
         for _ in range(chance.randint(0, 10))
@@ -378,7 +377,7 @@ def _amount(chance: random.Random, records: int) -> Amount:
 
 
 def _changes(run: EditedRun, added: Iterator[str], count: int) -> Iterator[Change]:
-    """Yield changes as people ask for them, some of them impossible."""
+    """Yield changes as users request them, some of them impossible."""
     chance = run.random
     for _ in range(count):
         names = run.history.latest.names

@@ -1,4 +1,4 @@
-"""Runs whose mix is changed: opened with two loaders and a shadow, taken from, and replayed from their edits."""
+"""Runs with changes of the mix: opened with two loaders and a shadow, read, and replayed from their edits."""
 
 from omniload.actors.local.plane import LocalPlane
 from omniload.actors.plane import PlaneSpec

@@ -1,7 +1,8 @@
-"""Random changes of a mix, asked of planes that are up, while ranks come and go; and at rest between their lives.
+"""Random changes of a mix, requested from running planes while ranks come and go, and at rest between their lives.
 
-Nothing is simulated: each life is a plane of threads or of Ray, asked as the command line asks, for things that are
-refused too. What every step was trained on last is kept: a replay of the edits alone gives the same.
+Nothing is simulated. Each life is a plane of threads or of Ray, and changes, some of them impossible, are requested
+as by the command line. The samples of every step, as it was trained last, are kept. A replay of the edits alone must
+give the same.
 """
 
 import json
@@ -51,16 +52,16 @@ class LiveRun:
     added: Iterator[AddSource]
     open_plane: Callable[[PlaneSpec], DataPlane] = LocalPlane
     kill: Callable[[DataPlane, random.Random], None] = lambda _plane, _chance: None
-    """Ends a process of the plane."""
+    """A function that ends a process of the plane."""
     digests: dict[int, int] = field(default_factory=dict)
     """The digest of every step, as it was trained last."""
     pieces: dict[int, Counter[tuple[int, ...]]] = field(default_factory=dict)
-    """Pieces of samples in it."""
+    """Pieces of samples in every step."""
     saved: dict[int, dict[str, Any]] = field(default_factory=dict)
     """State before every step."""
     refused: list[OmniloadError] = field(default_factory=list)
     taken: Counter[str] = field(default_factory=Counter)
-    """Changes that were taken up, by their kind."""
+    """Accepted changes, by kind."""
 
     @property
     def folder(self) -> Path:
@@ -157,7 +158,7 @@ class LiveRun:
             self.taken[taken.edit.change.kind] += 1
 
     def _ask_twice(self, next_step: int) -> None:
-        """Have two shells ask for different things at one moment: one is taken up, or one after the other."""
+        """Let two shells request different changes at the same time: one is accepted, or one after the other."""
         asked = [(self._a_change(), self._a_step(next_step)) for _ in range(2)]
         shells = [threading.Thread(target=self._ask, args=each) for each in asked]
         for shell in shells:
@@ -166,7 +167,7 @@ class LiveRun:
             shell.join()
 
     def _resize(self, plane: DataPlane, clients: list[Client]) -> list[Client]:
-        """Have other ranks, and perhaps ask for a change of the mix while they come."""
+        """Change the ranks, and perhaps request a change of the mix meanwhile."""
         dp, step = self.random.choice([1, 2, 3, 4]), clients[0].next_step
         asked = self._a_change(), self._a_step(step)
         shell = threading.Thread(target=self._ask, args=asked)
@@ -182,7 +183,7 @@ class LiveRun:
         return stay + come
 
     def rest(self) -> None:
-        """Change the mix while no plane is up."""
+        """Change the mix while no plane runs."""
         for _ in range(self.random.randrange(3)):
             end = 1 + max(self.digests, default=0)
             change, step = self._a_change(), self._a_step(end)

@@ -75,7 +75,7 @@ def state_behind(stop: int, simulation: Simulation) -> MixState:
 
 
 def require_journal_folds(simulation: Simulation) -> None:
-    """Find that the journal and the edits fold to the planner's own states."""
+    """Check that the journal and the edits fold to the planner's own states."""
     history, fingerprint = simulation.history, simulation.planner.fingerprint
     names = history.latest.names
     read = [StepRecord.from_json(json.loads(json.dumps(r)), names) for r in simulation.journal]

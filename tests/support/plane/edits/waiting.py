@@ -17,7 +17,7 @@ def a_file(weights, *more, sources=None, **changes):
 
 
 def at_an_end(history, step):
-    """Return the history once web was gone through twice: state and records of a run that came to that."""
+    """Return the history once web was gone through twice, and the state and the records of such a run."""
     state = MixState.start(2)
     state = replace(state, step=step, cursors_S=[(0, 0, 0), (20, 0, 0)])
     return with_begun(history, state, [10, 10])

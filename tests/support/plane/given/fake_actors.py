@@ -16,7 +16,7 @@ class Method:
 
 
 def value_of(answer):
-    """Return an answer, or raise it where it is an error."""
+    """Return an answer, or raise it if it is an error."""
     if isinstance(answer, Exception):
         raise answer
     return answer

@@ -1,4 +1,4 @@
-"""A Ray of others on this host, and jobs that are connected to it before they open a plane."""
+"""A running Ray on this host, and jobs that connect to it before they open a plane."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ LIMIT_S = 240
 
 @contextmanager
 def a_ray(folder, **resources):
-    """Have a Ray with these resources; gives the variables of processes that use it."""
+    """Start a Ray with these resources; yield the variables of processes that use it."""
     env = environment(TMPDIR=str(folder), **NO_TOKEN) | {
         "RAY_OVERRIDE_RESOURCES": json.dumps(resources)
     }
@@ -32,7 +32,7 @@ def a_ray(folder, **resources):
 
 
 def begin_job(env, *words, program=JOB, **keywords):
-    """Begin a job; see ``ray_job.py``, or another program's words."""
+    """Start a job; see ``ray_job.py``, or the arguments of another program."""
     return subprocess.Popen(
         [sys.executable, str(program), *map(str, words), json.dumps(keywords)],
         env=env,

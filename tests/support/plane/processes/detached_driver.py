@@ -14,7 +14,7 @@ from tests.support.plane.processes.served_rank import OWN_RAYLETS, see_own_rayle
 
 
 def taken(batch):
-    """Return a batch as JSON has it, of each of its columns none where a stage of a pipeline has none."""
+    """Return a batch as JSON, with None for each column that a stage of a pipeline lacks."""
     found = [batch.step]
     for name in ("tokens", "labels"):
         try:

@@ -2,7 +2,7 @@
 
 fitting_rank.py MIX KEYWORDS COST      keywords of omniload.open; its own are "takes", steps, and "save_at", the step
                                        before which the state is saved. COST is seconds of a token and of a pair of
-                                       tokens, and how many times as slow each rank is; none are reported without
+                                       tokens, and the slowness of each rank; without it no times are reported
 """
 
 import json

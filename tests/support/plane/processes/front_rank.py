@@ -47,7 +47,7 @@ if "mesh" in KEYWORDS:
 
 
 def evaluated():
-    """Return what an evaluation hands out, opened behind one that is left after its first batch."""
+    """Return the batches of an evaluation that is opened after another one, which is left after its first batch."""
     of_ranks = {key: KEYWORDS[key] for key in ("mesh",) if key in KEYWORDS}
     with omniload.open(HELD_OUT, split="eval", **of_ranks) as broken_off:
         next(iter(broken_off))

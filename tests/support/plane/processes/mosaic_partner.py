@@ -1,6 +1,6 @@
 """The batches and states of Mosaic Streaming itself, as JSON that tests compare with.
 
-Run where ``mosaicml-streaming`` is installed (it pins an older numpy and transformers than the tests use)::
+Run it with ``mosaicml-streaming`` installed (which pins an older numpy and transformers than the tests use)::
 
     python tests/support/plane/processes/mosaic_partner.py > tests/unit/omniload/importing/mosaic_streaming.json
 """
@@ -50,7 +50,7 @@ RUNS = [
 ]
 """Name, streams, settings of the dataset, whole epochs, and batches of the next one."""
 SIZES = {"web": 132, "code": 48}
-"""Samples of each stream: even ones, so that Mosaic hands none out again at the end of an epoch to make ranks even."""
+"""Samples of each stream: even numbers, so that Mosaic repeats none at the end of an epoch to even out the ranks."""
 NODES = [(1, 1), (2, 2), (8, 2), (64, 4), (2, 8), (3, 6)]
 """Canonical and physical nodes."""
 BATCH = 4
@@ -99,7 +99,7 @@ def run(folder, streams, settings, epochs, batches):
 
 
 def left(canonical, physical, drawn):
-    """Return the samples that an epoch over many nodes has left, of shuffled shards."""
+    """Return the samples that remain in an epoch over many nodes, of shuffled shards."""
     shards = np.array([37, 5, 64, 12, 1, 80, 33, 9])
     found = {}
     for rule in ("naive", "py1br", "py1e", "py1s", "py2s"):
@@ -112,7 +112,7 @@ def left(canonical, physical, drawn):
 
 
 def main():
-    """Print all of it."""
+    """Print everything."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         shards = written(folder)

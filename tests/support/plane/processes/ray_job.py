@@ -4,8 +4,8 @@ ray_job.py MIX FOLDER KEYWORDS      keywords of omniload.open as JSON; "bundles"
                                     and "runtime_env" is that of the job; "beside" are those of a second loader,
                                     which is opened with the first batch and closed last
 
-Prints what its two ranks were handed, the actors that there were meanwhile and afterwards, and what of the bundles
-was free meanwhile.
+Prints the batches of its two ranks, the actors that existed meanwhile and afterwards, and the free resources of the
+placement groups meanwhile.
 """
 
 import json
@@ -50,7 +50,7 @@ class Rank:
 
 
 def taken(batch):
-    """Return a batch as JSON has it."""
+    """Return a batch as JSON."""
     return [batch.step, batch.tokens.tolist()]
 
 

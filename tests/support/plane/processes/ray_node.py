@@ -1,9 +1,9 @@
-"""A node of a Ray of others on a host of its own, without what no data plane asks. Prints where its head is.
+"""A node of a given Ray on a host of its own, without the services that no data plane uses. Prints its head's address.
 
-ray_node.py ADDRESS FOLDER [HEAD]      the address of the host; the address of a head that runs already
+ray_node.py ADDRESS FOLDER [HEAD]      the address of the host; the address of a running head
 
-A node of ``ray start`` takes a minute of processor time for the same: it starts what shows and gathers logs, and each
-worker loads Ray. It ends with its input.
+A node of ``ray start`` takes a minute of processor time for the same work, because it starts the dashboard and the
+collection of logs, and each worker loads Ray. The node ends with its input.
 """
 
 import faulthandler

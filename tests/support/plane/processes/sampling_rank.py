@@ -40,7 +40,7 @@ def told_of(batch):
 
 def message_of_an_exchange_that_one_rank_leaves():
     """Return the error that rank 0 gets if rank 1 does not take part."""
-    # Long enough for ranks of a busy machine to meet within it.
+    # Long enough for ranks of a busy machine to meet.
     exchange = torch_part("exchange_of")(None, 3.0)
     found = [len(part) for part in exchange.all_gather(b"x" * (3 + exchange.rank))]
     said = ""

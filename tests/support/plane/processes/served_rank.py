@@ -18,7 +18,7 @@ import psutil
 import omniload
 
 OWN_RAYLETS = "OWN_RAYLETS"
-"""Set where hosts of the test have a node each of a Ray of others."""
+"""Variable that is set if each host of the test has a node of a given Ray."""
 
 
 def told(**result):
@@ -31,7 +31,7 @@ def named(numbers):
 
 
 def nodes_here():
-    """Return the numbers of the nodes whose raylets are in this namespace of the network."""
+    """Return the numbers of the nodes whose raylets are in this network namespace."""
     here, found = Path("/proc/self/ns/net").stat().st_ino, set()
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
@@ -42,7 +42,7 @@ def nodes_here():
 
 
 def see_own_raylets():
-    """Have Ray join the node of this host: it would take any raylet that this machine runs for one of its own host."""
+    """Make Ray join this host's node; otherwise it would take any raylet of this machine for one of its host."""
     from ray._private import services  # noqa: PLC0415
 
     from omniload.actors.ray import environment  # noqa: F401, PLC0415 -- it sets what Ray reads

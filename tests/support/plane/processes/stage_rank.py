@@ -1,6 +1,6 @@
 """One of the ranks of a mesh with two stages, which train a model of two layers. Prints its batches.
 
-stage_rank.py MIX EVALUATED SIZES     of dp, pp and tp, as 1,2,2; each rank prints one line of JSON
+stage_rank.py MIX EVALUATED SIZES     sizes of dp, pp and tp, as 1,2,2; each rank prints one line of JSON
 """
 
 import sys
@@ -19,7 +19,7 @@ STEPS = 3
 
 
 def columns_of(batch):
-    """Return the tokens and the labels of a batch, or the messages that refuse them."""
+    """Return the tokens and the labels of a batch, or the messages of their refusals."""
     found = {}
     for name in ("tokens", "labels"):
         try:

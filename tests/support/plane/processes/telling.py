@@ -11,7 +11,7 @@ __all__ = ["tell"]
 def tell(result):
     """Print a result as one line.
 
-    Ranks share the pipe of their launcher, and a write that is larger than the pipe lets others in between.
+    Ranks share the pipe of their launcher, and a write larger than the pipe may be mixed with other writes.
     """
     line = json.dumps(result) + "\n"
     with Path(__file__).open("rb") as turn:

@@ -3,7 +3,8 @@
 torchft_replica.py lighthouse HOST
 torchft_replica.py train NAME LIGHTHOUSE ADDRESS HOST STEPS WAITS_IN
 
-It waits to be told before it begins, and before step WAITS_IN; of one below 0, with the batch of -WAITS_IN in hand.
+It waits for a line before it begins, and before step WAITS_IN; if that is negative, it waits after it has received
+the batch of -WAITS_IN.
 """
 
 import json

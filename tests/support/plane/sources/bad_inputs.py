@@ -1,4 +1,4 @@
-"""Files and mix files that are spoilt at random, and what became of each: refused, a counted skip, or read."""
+"""Randomly damaged files and mix files, and the outcome for each: refused, a counted skip, or read."""
 
 import itertools
 import random
@@ -45,18 +45,18 @@ LIMIT_S = 30
 """Limit after which a read counts as hanging."""
 _LARGEST = 1 << 40
 _ENTERED_BYTES = 9 << 20
-"""More than a compressed shard has that is entered at its first byte alone."""
+"""More bytes than a compressed shard that is entered only at its first byte."""
 WEIGHT = OwnColumn(column="weights")
 
 
 @dataclass(slots=True)
 class Outcomes:
-    """Outcomes of spoilt inputs of one kind."""
+    """Outcomes of damaged inputs of one kind."""
 
     how: Counter = field(default_factory=Counter)
     """Counts of ``refused``, ``skipped`` (some records counted as bad), and ``read`` (as the files are now)."""
     nameless: list = field(default_factory=list)
-    """Errors that do not say which file."""
+    """Errors that do not name the file."""
     lost: list = field(default_factory=list)
     """Files whose damage removed or changed records of the other, sound shard."""
     longest_s: float = 0.0
@@ -67,10 +67,10 @@ class Outcomes:
 
 
 def damaged(data, rng):
-    """Return other bytes: a number replaced, bytes flipped, taken out, doubled or cut off."""
+    """Return other bytes: a number replaced, or bytes flipped, removed, doubled or cut off."""
     data = bytearray(data)
     at = int(rng.integers(len(data)))
-    if rng.random() < 0.5:  # heads are at the ends
+    if rng.random() < 0.5:  # headers are at the ends
         at = int(rng.choice([at % 256, len(data) - 1 - at % 64])) % len(data)
     length = int(rng.choice([1, 4, 8, 30]))
     match int(rng.integers(5)):
@@ -148,7 +148,7 @@ SPOILT = KINDS | {
     "jsonl-gz-entered": GzipEntered,
     "jsonl-zst-entered": ZstdEntered,
 }
-"""Kinds whose shards are spoilt: the kinds of the contract, columns of a user, and shards entered in their middle."""
+"""Kinds whose shards are damaged: the kinds of the contract, columns of a user, and shards entered in the middle."""
 
 
 def spoilt_shards(kind, folder, rng, count, root=None):
@@ -195,7 +195,7 @@ def spoilt_shards(kind, folder, rng, count, root=None):
                 assert int(block.tokens.offsets[-1]) == len(block.tokens.values_V)
                 assert block.tokens.values_V.min(initial=0) >= 0
                 outcomes.how["skipped" if block.skipped else "read"] += 1
-                # A list of shards that leaves one out says so of all there is.
+                # A list of shards that omits one describes all shards that it knows.
                 if path not in shared and whole - Counter(samples(block)):
                     outcomes.lost.append(path.name)
         write(path, files[path])
@@ -207,7 +207,7 @@ def _held(source):
 
 
 def spoilt_mixes(kind, folder, rng, count):
-    """Spoil mix files with a source of a kind: keys, values, or the text itself; validate each."""
+    """Damage mix files with a source of a kind: keys, values, or the text itself; validate each."""
     config = kind.config(folder).model_dump(mode="json", exclude_defaults=True)
     tree = {
         "version": 1,

@@ -1,13 +1,13 @@
-"""Every kind of source that has columns of a user's own: who writes them, and how a mix file names them.
+"""Every kind of source with columns of a user's own: the library that writes it, and its entry in a mix file.
 
-A kind holds::
+A kind has::
 
-    write(path, records)   one shard, by the library that others write it with
+    write(path, records)   writes one shard, by the library that is usual for it
     config(**columns)      the mix file's entry for all shards of a folder; columns by name, as in ``COLUMNS``
-    suffix                 of its shards
-    tokenizer              of the mix, or None where records are token ids
+    suffix                 suffix of its shards
+    tokenizer              tokenizer of the mix, or None if records are token ids
     names                  the names in ``COLUMNS`` that it supports
-    nulls                  whether a record may be without a value
+    nulls                  whether a record may lack a value
 """
 
 import csv
@@ -51,7 +51,7 @@ COLUMNS = {
     "weight": {"dtype": "float32", "of": "labels"},
     "kind": {"dtype": "int8"},
 }
-"""Columns by name, but for where a kind reads each from."""
+"""Columns by name, without the places from which a kind reads them."""
 ARROW = {"lang": pa.string(), "year": pa.int64(), "score": pa.float64(), "flag": pa.bool_()}
 NOWHERE_ELSE = MappingProxyType({})
 """For kinds that name their columns as in the mix file."""
@@ -59,7 +59,7 @@ PER_TOKEN = {"weight": pa.list_(pa.float64()), "kind": pa.list_(pa.int32())}
 
 
 def own(names, columns, **more):
-    """Return columns of yours by name, each read from where ``names`` says."""
+    """Return columns of a user's own by name, each read from the place in ``names``."""
     return {
         name: OwnColumn(column=names.get(name, name), **COLUMNS[name], **(said or {}), **more)
         for name, said in columns.items()
@@ -164,7 +164,7 @@ INSIDE = MappingProxyType(
 
 
 def inside(record):
-    """Return a record whose values are inside objects, of which one is null where all in it are."""
+    """Return a record whose values are inside objects; an object is null if all its values are."""
     more = {name: record[name] for name in ("score", "flag")}
     filled = any(value is not None for value in more.values())
     return {"lang": record["lang"], "year": record["year"], "more": more if filled else None}
@@ -314,7 +314,7 @@ class TabbedRows(CsvRows):
 
 
 class ArchivedObjects(_Texts):
-    """Samples of WebDataset whose values stand under keys of an object."""
+    """Samples of WebDataset whose values are under keys of an object."""
 
     suffix = ".tar"
     mode = "w"
@@ -322,7 +322,7 @@ class ArchivedObjects(_Texts):
 
     def members(self, record):
         held = {n: record[n] for n in TAGS if record[n] is not None}
-        # A sample may be without an object too.
+        # A sample may also lack the object.
         return {"txt": record["text"].encode()} | (
             {"json": json.dumps(held).encode()} if held else {}
         )
@@ -346,7 +346,7 @@ class ArchivedObjects(_Texts):
 
 
 class ArchivedInside(ArchivedObjects):
-    """Samples of WebDataset whose values stand inside an object of their object."""
+    """Samples of WebDataset whose values are inside an object of their object."""
 
     read_from = INSIDE
 
@@ -358,7 +358,7 @@ class ArchivedInside(ArchivedObjects):
 
 
 class ArchivedMembers(ArchivedObjects):
-    """Samples of WebDataset whose values are members of their own, numbers as numpy saves them; compressed."""
+    """Samples of WebDataset whose values are separate members, with numbers as numpy saves them; compressed."""
 
     suffix, mode = ".tar.gz", "w:gz"
     read_from: ClassVar = {
@@ -418,7 +418,7 @@ class MdsIds(MdsTexts):
         return struct.pack(f"<{len(lengths)}I", *lengths) + b"".join(found)
 
     def array(self, values, dtype):
-        """One dimension, its length in two bytes, as ``ndarray`` without a shape has it."""
+        """Encode one dimension, its length in two bytes, as ``ndarray`` without a shape does."""
         return (
             bytes([1 << 2 | 1]) + struct.pack("<H", len(values)) + np.array(values, dtype).tobytes()
         )
@@ -461,7 +461,7 @@ class NumpyFiles(_Ids):
     def config(self, **columns):
         return NumpySource(
             type="numpy",
-            # A file of a column that is not named would be one of tokens.
+            # Without this pattern, a file of an unnamed column would be read as one of tokens.
             path="." if set(columns) == {*self.names} else "part-?.npy",
             end_of_document=256,
             unit=500,
@@ -471,7 +471,7 @@ class NumpyFiles(_Ids):
 
 
 class FlatFiles(NumpyFiles):
-    """Files without a head, of which each column has its own type."""
+    """Files without a header; each column has its own type."""
 
     suffix = ".bin"
     read_from: ClassVar = {

@@ -1,4 +1,4 @@
-"""Shards of two times fifty texts, and a file that says which were drawn of them."""
+"""Shards of two times fifty texts, and a file that lists the drawn ones."""
 
 import gzip
 import json
@@ -29,7 +29,7 @@ LEFT = sorted(set(range(100)) - {0, 7, 8, 49, 53})
 
 
 def in_folder(tmp_path, monkeypatch):
-    """Go to a folder with the shards ``a`` and ``b``, as Parquet, JSON lines and compressed ones."""
+    """Go to a folder with the shards ``a`` and ``b``, as Parquet, JSON lines and compressed JSON lines."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, texts in (("a", TEXTS[:50]), ("b", TEXTS[50:])):
@@ -42,7 +42,7 @@ def in_folder(tmp_path, monkeypatch):
 
 
 def a_mix_of(**source):
-    """Return a mix of one source, of which every record is drawn once."""
+    """Return a mix of one source, whose records are each drawn once."""
     return {
         "version": 2,
         "seed": 1,
@@ -65,7 +65,7 @@ def write(kind="parquet", **shards):
 
 
 def said_behind_d(mix, **words):
-    """Return what stands behind each letter d of the texts that a run draws, sorted."""
+    """Return the text after each letter d in the texts that a run draws, sorted."""
     with omniload.open(mix, arrays="numpy", **words) as loader:
         texts = [bytes(batch.tokens[batch.tokens < 256].tolist()) for batch in loader]
     return sorted(b"".join(texts).replace(b"\0", b"").decode().split("d")[1:])

@@ -17,10 +17,10 @@ from tests.support.examples import few
 __all__ = ["METHODS", "UNITS", "Found", "emptied", "require_records", "seldom"]
 
 Found = tuple[int, ...] | None
-"""Token ids of a record, none of an empty one; ``None`` is a bad record."""
+"""Token ids of a record, empty for an empty record; ``None`` is a bad record."""
 METHODS = ("none", "shards", "block", "units", "full")
 UNITS = st.sampled_from([1, 40, 3_000, 1 << 20])
-"""Bytes of a unit: a record each, a few, and whole files."""
+"""Bytes of a unit: one record, a few records, or a whole file."""
 _SKIPPING = {"policy": "skip", "limit": "100%"}
 _SOURCE: TypeAdapter[Any] = TypeAdapter(SourceConfig)
 
@@ -46,12 +46,12 @@ def require_records(
     methods: Collection[str] = METHODS,
     **config: Any,
 ) -> None:
-    """Hold a source against its records in the order of the files.
+    """Compare a source with its records in the order of the files.
 
     Args:
-        folder: Where its files lie.
+        folder: Folder of its files.
         expected: The records that the other reader found.
-        draw: Draws where reading resumes.
+        draw: Draws the positions where reading resumes.
         methods: Orders of ``shuffle`` that the files can be read in.
         config: The mix file's entry for the source; by default all files of the folder.
     """

@@ -40,7 +40,7 @@ class StoredShards:
                 self.put_one(file)
 
     def at(self, file):
-        """Return where a file of the folder lies in the store."""
+        """Return the place of a file of the folder in the store."""
         return f"{self.path}/{file.relative_to(self.folder)}"
 
     def put_one(self, file):
@@ -65,7 +65,7 @@ class StoredShards:
 
 
 def config_in_units(kind, folder):
-    """Return the part of a mix file, with units of which a shard has two: every one is asked of the store."""
+    """Return the mix file's entry, with units of which a shard has two, so that each is requested from the store."""
     config = kind.config(folder)
     return config.model_copy(update={"unit": 4_000}) if hasattr(config, "unit") else config
 

@@ -1,4 +1,4 @@
-"""A format of somebody else's, its reader, and a distribution that registers it.
+"""A user's own format, its reader, and a distribution that registers it.
 
 A file is frames: the length of a text in four bytes, and the text.
 """
@@ -58,7 +58,7 @@ def write_frames(path: Path, texts: list[str]) -> None:
 def install(
     folder: Path, version: str = "1.0", *, name: str = "frames", code: str = READER
 ) -> None:
-    """Install a distribution ``lab`` in a folder of ``sys.path``, in place of another version."""
+    """Install a distribution ``lab`` in a folder of ``sys.path``, replacing another version."""
     for old in folder.glob("lab-*.dist-info"):
         old.rename(folder / f"gone-{old.name}.txt")
     (folder / "lab_of_readers.py").write_text(code)

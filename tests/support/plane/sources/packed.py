@@ -21,7 +21,7 @@ def _by_gzip(content: bytes, cuts: Sequence[int]) -> bytes:
 
 
 def _by_zstd(content: bytes, cuts: Sequence[int]) -> bytes:
-    """Compress parts one by one, as `pzstd` does, with a frame that is to be passed over before each."""
+    """Compress parts one by one, as `pzstd` does, with a skippable frame before each."""
     aside = struct.pack("<II", 0x184D2A50, 3) + b"any"
     packed = []
     for i, part in enumerate(_parts_of(content, cuts)):
@@ -51,7 +51,7 @@ PACKED: dict[str, tuple[Callable[..., bytes], Callable[[bytes], bytes]]] = {
 
 
 def written(draw: Draw, path: Path, content: bytes) -> bytes:
-    """Write a file that may be compressed, by its name, cut into parts anywhere; return what others find in it."""
+    """Write a file that may be compressed, by its name, cut into parts anywhere; return its contents."""
     pack, unpacked = PACKED[path.suffix if path.suffix in PACKED else ""]
     path.write_bytes(pack(content, draw(st.lists(st.integers(1, 400), max_size=3))))
     return unpacked(path.read_bytes())

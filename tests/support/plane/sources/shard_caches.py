@@ -16,7 +16,7 @@ from omniload.source.stores.shared_directory import SharedDirectory
 
 
 class CountingStore(MemoryFileSystem):
-    """A store in memory, whose files bear tags."""
+    """A store in memory whose files have tags."""
 
     protocol = "counting"
 
@@ -58,7 +58,7 @@ class Shards:
 
 
 def a_cache(folder, limit=64 << 20, clock=None, **said):
-    """Return what another process would open there."""
+    """Return the cache that another process would open there."""
     clock = clock or FakeClock()
     cache = ShardCache(SharedDirectory(folder, limit, clock), clock, **said)
     cache.prepare()
@@ -66,7 +66,7 @@ def a_cache(folder, limit=64 << 20, clock=None, **said):
 
 
 def taken_bytes(folder):
-    """Return what copies take on the disk, by looking at it."""
+    """Return the disk space of copies, as measured on the disk."""
     total = 0
     for place, _, names in os.walk(folder / COPIES):
         for name in names:

@@ -1,4 +1,4 @@
-"""A transform that waits for each document, as one that asks a service would, and leaves it as it is."""
+"""A transform that waits for each document, like one that uses a service, and leaves it unchanged."""
 
 import os
 from pathlib import Path

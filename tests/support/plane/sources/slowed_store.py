@@ -8,7 +8,7 @@ __all__ = ["SLOW_S", "install", "make_slow"]
 SLOW_S = 0.5
 """Time of a request by a process for which the store is slow."""
 _FOLDER = "OMNILOAD_TEST_SLOWED"
-"""Environment variable: where files lie that name such processes."""
+"""Environment variable with the folder of the files that name such processes."""
 _STORE = f'''\
 import os
 import time
@@ -55,5 +55,5 @@ def install(folder: Path, monkeypatch) -> None:
 
 
 def make_slow(pid: int) -> None:
-    """Make the store slow for a process from now on."""
+    """Make the store slow for a process."""
     (Path(os.environ[_FOLDER]) / str(pid)).touch()

@@ -1,23 +1,23 @@
 """The promises of every source; ``tests/support/plane/sources/source_kinds.py`` has the kinds of shards.
 
-A kind holds::
+A kind has::
 
-    write(path, texts)   one shard, several units where the format has them
-    config(folder)       its part of a mix file, for all shards in the folder
-    suffix               of its shards
-    tokenizer            of the mix, or None
+    write(path, texts)   writes one shard, with several units if the format has them
+    config(folder)       the mix file's entry for all shards in the folder
+    suffix               suffix of its shards
+    tokenizer            tokenizer of the mix, or None
     corrupt(path)        makes a shard undecodable without changing its size
     truncate(path)       cuts a shard short
 
-and where it differs from the usual::
+and, if it differs from the usual::
 
-    shards(folder)       a file of each shard
+    shards(folder)       one file of each shard
     everything(folder)   all files of all shards
-    number               column or key with the number of a record in its shard, where it has one
-    empty_records        False where no record can be empty
+    number               column or key with the number of a record in its shard, if it has one
+    empty_records        False if no record can be empty
     without_files        the message when all of ``everything`` is gone
     without_store        the message about a URL, if a library reads by itself and does not know our stores
-    takes_damage         False where a library may end the process at bytes that were altered
+    takes_damage         False if a library may end the process at altered bytes
 """
 
 import os
@@ -68,7 +68,7 @@ def samples(block):
 class SourceContract:
     @pytest.fixture(scope="session")
     def written(self, tmp_path_factory):
-        """The shards of a kind, written once: each test changes a copy of its own."""
+        """The shards of a kind, written once; each test changes its own copy."""
 
         @cache
         def of(kind):
@@ -279,7 +279,7 @@ class SourceContract:
         source, resumed = opened(), opened()
         stop = source.positions_per_epoch + 7
         whole = samples(source.read(0, stop))
-        # Some way on from everywhere, and to the end from some places: all of it would be read at each.
+        # A few steps from every place, and to the end from some places: a full read from each place would take long.
         until = {p: stop if p % 16 == 0 else min(p + 8, stop) for p in range(stop + 1)}
 
         parts = [samples(resumed.read(start, end)) for start, end in until.items()]
@@ -431,7 +431,7 @@ class SourceContract:
 
         kind.write(folder / f"part-1{kind.suffix}", [each.swapcase() for each in texts_of_shard(1)])
         for each, status in times.items():
-            if each.exists():  # some of them have names of their content
+            if each.exists():  # the names of some depend on their contents
                 os.utime(each, ns=(status.st_atime_ns, status.st_mtime_ns))
 
         with pytest.raises(IntegrityError, match=r"part-1.*(changed|gone) since the source was"):
@@ -453,7 +453,7 @@ class SourceContract:
             monkeypatch.setattr(held_files, wait, 0)
         source = opened()
         source.read(0, source.positions_per_epoch)
-        source.read(0, source.positions_per_epoch)  # nothing has changed, and nothing is said
+        source.read(0, source.positions_per_epoch)  # nothing has changed, and nothing is reported
         status = shards[1].stat()
         os.utime(shards[1], ns=(status.st_atime_ns, status.st_mtime_ns + 1))
 

@@ -1,7 +1,7 @@
-"""Every kind of shard that a source may have: what writes it, what declares it, how it is damaged.
+"""Every kind of shard of a source: its writer, its entry in a mix file, and its damage.
 
-A kind holds what ``tests/support/plane/sources/source_contract.py`` says. A new format adds its kinds here, and
-they run through the contract, the store, the damage and the replacement of shards.
+A kind has the members that ``tests/support/plane/sources/source_contract.py`` describes. A new format adds its kinds
+here, and they run through the contract, the store, the damage and the replacement of shards.
 """
 
 import csv
@@ -144,7 +144,7 @@ class PlainLines:
 
 
 class LinesInside(PlainLines):
-    """Texts inside an object of each line, and what conditions ask for inside another."""
+    """Texts inside an object of each line, and values for conditions inside another."""
 
     number = "meta.id"
 
@@ -224,7 +224,7 @@ class TextFiles:
 
 
 class ArrowTexts:
-    """A stream, as Hugging Face writes."""
+    """A stream, as Hugging Face writes it."""
 
     number = "id"
     suffix = ".arrow"
@@ -245,7 +245,7 @@ class ArrowTexts:
         return ArrowSource(type="arrow", path=f"*{self.suffix}", text="text", shuffle=SHUFFLE)
 
     def corrupt(self, path):
-        """Break the head of the message in the middle."""
+        """Damage the header of the message in the middle."""
         data = bytearray(path.read_bytes())
         at = data.index(b"\xff\xff\xff\xff", len(data) // 2)
         data[at + 4 : at + 8] = struct.pack("<i", len(data))
@@ -308,7 +308,7 @@ class SavedToDisk(ArrowTexts):
 
 
 class LanceTexts:
-    """A data set a shard, of one fragment and one file."""
+    """A data set for each shard, of one fragment and one file."""
 
     number = "id"
     suffix = ".lance"
@@ -331,7 +331,7 @@ class LanceTexts:
         )
 
     def file_of(self, path):
-        """Return the file that holds the column, of a data set or as it is."""
+        """Return the file of the column, in a data set or as it is."""
         if path.is_file():
             return path
         (fragment,) = lance.dataset(path).get_fragments()
@@ -344,7 +344,7 @@ class LanceTexts:
         return sorted(folder.glob("*.lance/data/*"))
 
     def corrupt(self, path):
-        """Lead the place of the table of columns out of the file."""
+        """Make the place of the table of columns point outside the file."""
         data = bytearray(path.read_bytes())
         struct.pack_into("<q", data, len(data) - 40, 1 << 40)
         path.write_bytes(data)
@@ -354,7 +354,7 @@ class LanceTexts:
 
 
 class LanceTokens(LanceTexts):
-    """Rows that were deleted, and a column that was added in a file of its own."""
+    """Rows with deletions, and a column that was added in a separate file."""
 
     number = None
     tokenizer = None
@@ -387,7 +387,7 @@ class Megatron:
     dtype, code = np.uint16, 8
 
     def write(self, path, texts):
-        """Write what Megatron documents; a document is two sequences where it has room for them."""
+        """Write the format that Megatron documents; a document is two sequences if it is long enough."""
         documents = tokens_of(texts)
         cut = [[ids[:9], ids[9:]] if len(ids) > 9 else [ids] for ids in documents]
         lengths = np.array([len(part) for parts in cut for part in parts], np.int32)
@@ -425,7 +425,7 @@ class MegatronInt32(Megatron):
 
 
 class NumpyDocuments:
-    """One run of ids, documents ended by the token 256."""
+    """One run of ids, in which the token 256 ends each document."""
 
     suffix = ".npy"
     tokenizer = None
@@ -440,7 +440,7 @@ class NumpyDocuments:
         )
 
     def corrupt(self, path):
-        """State a shape that the file has no room for."""
+        """Set a shape that is larger than the file."""
         data = path.read_bytes()
         at = data.index(b"'shape': (") + len(b"'shape': (")
         path.write_bytes(data[:at] + b"9" + data[at + 1 :])
@@ -470,7 +470,7 @@ class FlatDocuments(NumpyDocuments):
         )
 
     def corrupt(self, path):
-        """Put an id in that is none."""
+        """Insert an invalid id."""
         data = bytearray(path.read_bytes())
         struct.pack_into("<i", data, 8 + 4 * 50, -7)
         path.write_bytes(data)
@@ -576,7 +576,7 @@ class MdsTexts:
         return MdsSource(type="mds", path=".", text="text", unit=600, shuffle=SHUFFLE)
 
     def corrupt(self, path):
-        """Lead the offset of a sample out of the shard."""
+        """Make the offset of a sample point outside the shard."""
         data = bytearray(path.read_bytes())
         struct.pack_into("<I", data, 4 * 8, 2**32 - 5)
         path.write_bytes(data)
@@ -586,7 +586,7 @@ class MdsTexts:
 
 
 class MdsTokens(MdsTexts):
-    """Arrays that say their own shape, in shards that zstd compressed."""
+    """Arrays that contain their own shape, in shards compressed with zstd."""
 
     number = None
     suffix = ".mds"
@@ -617,7 +617,7 @@ class MdsTokens(MdsTexts):
 
 
 class WebDatasetTexts:
-    """Samples of two members, by the library of Python."""
+    """Samples of two members, written by Python's library."""
 
     suffix = ".tar"
     tokenizer = ByteTokenizer(type="bytes")
@@ -651,7 +651,7 @@ class WebDatasetTexts:
 
 
 class WebDatasetJson(WebDatasetTexts):
-    """Objects behind long names, compressed."""
+    """Objects in members with long names, compressed."""
 
     number = "n"
     suffix = ".tar.gz"

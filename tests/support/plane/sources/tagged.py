@@ -1,4 +1,4 @@
-"""A cost and a strategy that go by a tag of samples, as a lab would install them, and texts in two languages."""
+"""A cost and a strategy that use a tag of samples, installed as by a lab, and texts in two languages."""
 
 import os
 from pathlib import Path
@@ -58,7 +58,7 @@ def install(folder: Path, monkeypatch) -> None:
 
 
 def a_tagged_corpus(folder: Path, *, records: int = 240, **changes: Any) -> MixConfig:
-    """Write texts of two sources, one without the tag ``lang``, and return a mix that brings it in batches."""
+    """Write texts of two sources, one without the tag ``lang``, and return a mix whose batches contain it."""
     rng = np.random.default_rng(7)
     lengths = np.clip(rng.lognormal(3, 0.8, 2 * records), 1, 150).astype(int).tolist()
     for name, sizes in (("plain", lengths[:records]), ("web", lengths[records:])):

@@ -26,7 +26,7 @@ def push(store, data, media_type=LAYER):
 
 
 def a_manifest(store, layers=(b"layer",), **changes):
-    """Push blobs, and return the bytes of a manifest that names them."""
+    """Push blobs, and return the bytes of a manifest that lists them."""
     config = {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": []}}
     value = {
         "schemaVersion": 2,

@@ -1,4 +1,4 @@
-"""A registry in memory that misbehaves on order: every fault is scripted, and must be reached."""
+"""A registry in memory that misbehaves by script: every fault must be reached."""
 
 import base64
 import re
@@ -19,7 +19,7 @@ class FakeRegistry:
         self.manifests: dict[str, tuple[bytes, str]] = {}
         self.ranges, self.auth = ranges, auth
         self.faults: list = []
-        """Functions of a request's handler, each taken by one request for a blob or manifest."""
+        """Functions of a request's handler; each request for a blob or manifest takes one."""
         self.asked: list[tuple[str, str, dict[str, str]]] = []
         self.tokens_given = 0
         self.address = ""
@@ -49,7 +49,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def break_off(self, status, promised, data):
-        """Promise more bytes than come, then hang up."""
+        """Promise more bytes than are sent, then hang up."""
         self.send_response(status)
         self.send_header("Content-Length", str(promised))
         self.end_headers()
@@ -122,7 +122,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request, client_address):
-        """A client that hung up is what some tests are about."""
+        """Ignore clients that hang up, because some tests are about them."""
 
 
 @contextmanager

@@ -23,7 +23,7 @@ http:
 
 
 def needs(*programs):
-    """Skip the test where a program is not installed."""
+    """Skip the test if a program is not installed."""
     for program in programs:
         if shutil.which(program) is None:
             pytest.skip(f"NOT TESTED: {program} is not installed; run scripts/system_packages.sh")
@@ -40,12 +40,13 @@ def running_registry(folder: Path):
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
-        # It makes a buffer of 4 MB for each range that is read: collected seldom, ranges take half of its time.
+        # The registry makes a buffer of 4 MB for each range that is read. With rare garbage collection, ranges take
+        # half of the time.
         env={"PATH": "/usr/bin:/bin", "OTEL_TRACES_EXPORTER": "none", "GOGC": "800"},
     )
     reader = None
     try:
-        # It says where it listens once it does.
+        # The registry prints its address once it listens.
         lines = []
         for line in process.stderr:
             lines.append(line)

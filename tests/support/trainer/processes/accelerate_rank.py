@@ -20,7 +20,7 @@ from trainer_integration.hosts.accelerate import Accelerator
 
 
 class Seeds(Numbers):
-    """Samples that carry the seed of the worker that made them."""
+    """Samples with the seed of the worker that made them."""
 
     def __getitem__(self, index):
         return torch.tensor([index, get_worker_info().seed])
@@ -35,7 +35,8 @@ CASES = {
     "uneven": ({"even_batches": False}, lambda kind: kind(Numbers(24), 2, shuffle=True)),
     "seedable": ({"use_seedable_sampler": True}, lambda kind: kind(Numbers(23), 2, shuffle=True)),
     "split": ({"split_batches": True}, lambda kind: kind(Numbers(23), 4, shuffle=True)),
-    # Whole groups: accelerate fills up the last one from the first that it has seen in this process.
+    # Only whole groups, because accelerate fills up the last one from the first group that it has seen in this
+    # process.
     "dispatched": ({"dispatch_batches": True}, lambda kind: kind(Numbers(24), 2, shuffle=True)),
     "dispatched stream": ({}, lambda kind: kind(Stream(24), 2)),
     "dispatched and split": (
@@ -92,7 +93,7 @@ def check(name, folder):
 
 
 def check_mix(mix):
-    """A mix deals to ranks itself, and accelerate not again: together they get the steps of one process."""
+    """Check that a mix deals to ranks itself, and accelerate not again: together they get one process's steps."""
     with omniload.open(mix, rank=0, world_size=1, steps=4) as alone:
         steps = [rows_of(batch) for batch in alone]
     _, loader = prepared(Accelerator, {}, lambda: DataLoader(mix, steps=4))
@@ -107,7 +108,7 @@ def rows_of(batch):
 
 
 def check_missing(folder):
-    """A rank whose file is gone says so; it does not begin anew."""
+    """Check that a rank whose file is gone reports it and does not start from the beginning."""
     configuration, make = CASES["even"]
     host, _ = prepared(Accelerator, configuration, lambda: make(DataLoader))
     saved = folder / "even-0"

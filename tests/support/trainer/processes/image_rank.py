@@ -1,6 +1,6 @@
-"""One rank of a job whose images are dealt over all of its ranks: keeps what enters its first layer.
+"""One rank of a job whose images are dealt over all its ranks; it saves the input of its first layer.
 
-image_rank.py MIX FOLDER STEPS MESH...     each MESH is JSON: sizes by name, in order; the loaders take turns
+image_rank.py MIX FOLDER STEPS MESH...     each MESH is JSON: sizes by name, in order; the loaders alternate
 
 A patch is its own embedding, so the received values show their origin. The loop is the one that the page prints.
 """
@@ -30,7 +30,7 @@ torch.nn.init.eye_(ENCODER.weight)
 
 
 def layer_inputs(microbatch, tp_group):
-    """Return the tokens of a microbatch, and the embedding at each, zeros where it has none, by the printed loop."""
+    """Return the tokens of a microbatch, and the embedding at each or zeros, by the printed loop."""
     first = dist.get_global_rank(tp_group, 0)
     found = {
         "encoder": lambda patches, _: ENCODER(patches),

@@ -1,4 +1,4 @@
-"""One rank of two under Lightning: the sampler is dealt by Lightning, and the loader made anew."""
+"""One rank of two under Lightning, which deals the sampler and makes the loader again."""
 
 import sys
 from itertools import chain

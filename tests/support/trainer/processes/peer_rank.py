@@ -1,4 +1,4 @@
-"""One of several ranks that train on the same rows, without a data plane: the first gives, the others take.
+"""One of several ranks that train on the same rows, without a data plane: the first sends, the others receive.
 
 peer_rank.py RANK PORT PLAN     each line printed is JSON
 """
@@ -19,7 +19,11 @@ from trainer_integration.loader.torch_peers import peers_of
 
 RANK, PORT, PLAN = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 LONG_S, SHORT_S, GROUP_S = 60.0, 1.0, 5.0
-"""The last is the limit of a group of ranks that come at once, and of what each sends: a busy machine takes a while."""
+"""Limits of waits in seconds.
+
+The last is the limit of a group of ranks that start together, and of each of their messages; a busy machine takes a
+while.
+"""
 
 
 def told(**what):
@@ -32,7 +36,9 @@ def give(peers):
         if PLAN == "late" and step == 3:
             time.sleep(GROUP_S + SHORT_S)  # longer than the group's own limit
         if PLAN == "killed" and step == 3:
-            store.wait(["taken"])  # the peer has met this rank, and waits for what never comes
+            store.wait(
+                ["taken"]
+            )  # the peer has met this rank, and waits for a message that never comes
             os.kill(os.getpid(), signal.SIGKILL)
         state = json.dumps({"step": step}).encode() if step % 2 else b""
         peers.give("batch", step, state, Parts(shared=[np.full(step * 1000, step, np.uint8)]))
@@ -43,7 +49,7 @@ def take(peers):
     while step < 6:
         try:
             message = peers.take(SHORT_S if PLAN == "late" else LONG_S, behind=message)
-            assert peers.take(SHORT_S) is message  # until the one behind it is asked for
+            assert peers.take(SHORT_S) is message  # until the next one is requested
         except OmniloadError as error:
             told(error=type(error).__name__, message=str(error))
             if PLAN == "killed":

@@ -1,8 +1,7 @@
 """Ranks that save or load a striped checkpoint, as processes of their own.
 
-They are forked from a server that has imported torch once: an import costs seconds. The tensors
-``rows`` and ``columns`` are sharded over the ranks by their first and second dimension, ``bias``
-is not sharded.
+They are forked from a server that has imported torch once, because an import takes seconds. The tensors ``rows`` and
+``columns`` are sharded over the ranks by their first and second dimension; ``bias`` is not sharded.
 """
 
 import contextlib
@@ -47,11 +46,11 @@ class Job:
     """The work of all ranks of a group."""
 
     what: str
-    """``save`` or ``load`` tensors, or a ``run``: a model of which a checkpoint is kept. Loads compare."""
+    """``save`` or ``load`` tensors, or a ``run``: a model with a checkpoint. Loads compare."""
     url: str
     world_size: int = 1
     pause_at: tuple[str, int] | None = None
-    """A method of the local store, and the call of it in which the rank waits to be killed."""
+    """A method of the local store, and the number of the call in which the rank waits to be killed."""
     config: dict = field(default_factory=lambda: STRIPING)
     environment: dict = field(default_factory=dict)
 
@@ -66,7 +65,7 @@ def empty(rows=ROWS):
 
 
 def require_loads(files, folder):
-    """Find that a checkpoint loads whole, here, without ranks."""
+    """Check that a checkpoint loads whole, here, without ranks."""
     target = empty()
     load_striped(target, files, folder)
     assert all(torch.equal(target[name], tensor) for name, tensor in full().items())

@@ -1,4 +1,4 @@
-"""One rank of two that save one DCP checkpoint: each comes back to its own place."""
+"""One of two ranks that save one DCP checkpoint: each resumes at its own place."""
 
 import sys
 
