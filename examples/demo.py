@@ -3,8 +3,8 @@
     python examples/demo.py            a few minutes on two cores
     python examples/demo.py --fresh    build the corpus anew and forget earlier runs
 
-Ends with an exit code other than 0 when the loss does not fall, the killed run does not
-come back, or a step saw other samples than an unbroken run.
+Ends with an exit code other than 0 if the loss does not fall, the killed run does not come back, or a step has other
+samples than in an unbroken run.
 """
 
 import argparse
@@ -49,14 +49,14 @@ class DemoError(Exception):
 
 @dataclass
 class Demo:
-    """The phases, and how long each took."""
+    """The phases, and the time of each."""
 
     console: Console
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def phase(self, title: str) -> Iterator[None]:
-        """Head a phase and time it."""
+        """Print the title of a phase and time it."""
         self.console.print()
         self.console.rule(f"[bold cyan]{len(self.seconds) + 1}[/]  [bold]{title}[/]", align="left")
         began_s = time.perf_counter()
@@ -64,7 +64,7 @@ class Demo:
         self.seconds[title] = time.perf_counter() - began_s
 
     def omniload(self, *arguments: str) -> None:
-        """Run a command as anyone would type it."""
+        """Run a command as a user would type it."""
         self.console.print(f"\n[dim]$[/] [bold]omniload {' '.join(arguments)}[/]", highlight=False)
         self.console.file.flush()
         line = [sys.executable, "-m", "omniload", *arguments]
@@ -81,7 +81,7 @@ class Killer:
         self.killed = False
 
     def observe(self, launcher: Launcher, line: StepLine | EventLine) -> None:
-        """Show the line, then kill when its step has come."""
+        """Show the line, then kill at the chosen step."""
         self._display.observe(launcher, line)
         if self.killed or not isinstance(line, StepLine):
             return
@@ -126,7 +126,7 @@ def options_of(told: str) -> argparse.Namespace:
 
 
 def clear(run: Path, *, fresh: bool) -> None:
-    """Make room for a new run; an earlier one is kept under another name."""
+    """Make room for a new run; an earlier run is kept under another name."""
     if fresh and DEMO.exists():
         shutil.rmtree(DEMO)
     if run.exists():
@@ -180,7 +180,7 @@ def prove_run(demo: Demo, run_dir: Path, train: str) -> tuple[Proof, RunSummary]
 
 
 def conclude(demo: Demo, proof: Proof, summary: RunSummary, run_dir: Path) -> None:
-    """Write the report, and say what all came to."""
+    """Write the report, and print the results."""
     report = write_report(run_dir)
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(justify="right", style="dim")

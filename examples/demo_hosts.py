@@ -3,8 +3,8 @@
     python -m examples.demo_hosts            some minutes on two cores
     python -m examples.demo_hosts --fresh    build the corpus anew and forget earlier runs
 
-The hosts are namespaces of the network on this machine, with an address each and a wire between. That needs root,
-or a kernel that gives other users namespaces; nothing of the machine is changed. Ends as demo.py does.
+The hosts are network namespaces on this machine, with an address each and a wire between them. That needs root, or a
+kernel that allows namespaces for other users; nothing on the machine is changed. Ends like demo.py.
 """
 
 import os
@@ -87,7 +87,7 @@ def _data(demo: Demo, hosts: TwoHosts) -> None:
         for name, keys in (("mix", mix), ("train", train)):
             file = HOSTS / f"{name}.yaml"
             file.write_text(yaml.safe_dump(keys, sort_keys=False), encoding="utf-8")
-        # There, where the interface is that it names.
+        # It runs on that host, which has the interface that the file names.
         words = ["omniload", "mix", "check", "demo/hosts/mix.yaml", "--dp", "2"]
         demo.console.print(f"\n[dim]on host {NAMES[0]} $[/] [bold]{' '.join(words)}[/]")
         demo.console.file.flush()
@@ -150,7 +150,7 @@ def _train(demo: Demo, hosts: TwoHosts) -> None:
 
 
 def _kill(demo: Demo, hosts: TwoHosts) -> bool:
-    """Say who runs where, and kill the rank of the second host; return whether there was one."""
+    """Print the host of each rank, and kill the rank of the second host; return whether there was one."""
     ranks = [pid for pid in hosts.processes(1) if _is_rank(pid)]
     if not ranks:
         return False
@@ -169,7 +169,7 @@ def _kill(demo: Demo, hosts: TwoHosts) -> bool:
 def _is_rank(pid: int) -> bool:
     try:
         process = psutil.Process(pid)
-        # The agent that starts ranks has none itself, and what ranks start has another command.
+        # The agent that starts ranks has no rank itself, and children of ranks have another command.
         return process.environ().get("RANK") == "1" and process.cmdline()[1:4] == [
             "-u",
             "-m",
@@ -187,12 +187,12 @@ def _digests(run: Path) -> dict[int, str | None]:
 def _steps(run: Path) -> int:
     try:
         return max(_digests(run), default=-1) + 1
-    except StateError:  # its log is not there yet
+    except StateError:  # its log does not exist yet
         return 0
 
 
 def _compare(demo: Demo, run: Path) -> None:
-    """Compare with the run of one host that ``make demo`` left, if there is one: each log is what trainers saw."""
+    """Compare with the one-host run that ``make demo`` left, if it exists: each log shows what trainers received."""
     try:
         one, two = _digests(DEMO / "run"), _digests(run)
     except StateError:

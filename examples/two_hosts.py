@@ -1,7 +1,7 @@
 """Two hosts on one machine, as far as a job can see: namespaces with a name, an address and a wire each.
 
-Everything is in namespaces of their own, mounts as well: nothing of the machine is changed, and nothing stays once the
-processes have ended. Root needs nothing else; other users need a kernel that lets them have user namespaces.
+Everything is in namespaces of its own, including mounts: nothing on the machine is changed, and nothing stays once
+the processes have ended. Root needs nothing else; other users need a kernel that allows user namespaces.
 """
 
 import os
@@ -19,7 +19,7 @@ __all__ = ["ADDRESSES", "NAMES", "WIRE", "HostsError", "TwoHosts"]
 NAMES = ("one", "two")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 WIRE = "wire"
-"""The interface of both."""
+"""The interface of both hosts."""
 _READY = "ready"
 _MADE_WITHIN_S, _ASKED_WITHIN_S, _ENDED_WITHIN_S = 20.0, 40.0, 20.0
 _INSTALL = "install it (apt-get install util-linux iproute2 hostname)"
@@ -30,7 +30,8 @@ _REMEDY = (
     "make demo needs none of it"
 )
 
-# The name of a host, its address, and where its few files of /etc lie: no server of names answers there.
+# Arguments: the name of a host, its address, and the folder of its few files of /etc, because no name server answers
+# there.
 _BECOME = """
 set -e
 mount --make-rprivate /
@@ -50,14 +51,14 @@ exec cat > /dev/null
 
 
 class HostsError(Exception):
-    """The hosts cannot be made here; says why, and what to do."""
+    """The hosts cannot be made here; the message has the reason and the remedy."""
 
 
 class TwoHosts:
     """Both hosts, and the commands on them.
 
     Args:
-        folder: A few files of theirs are written there.
+        folder: Folder for a few files of the hosts.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -99,7 +100,7 @@ class TwoHosts:
     def start(
         self, host: int, words: Sequence[str | Path], out: IO[bytes] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start a command on a host, in this folder; it ends with this process."""
+        """Start a command on a host, in this folder; it ends together with this process."""
         inside = ("setpriv", "--pdeathsig", "TERM", "env", "-C", str(Path.cwd()))
         command = subprocess.Popen(
             [*self._into(host), *inside, *map(str, words)],
@@ -113,7 +114,7 @@ class TwoHosts:
         return command
 
     def holders(self) -> list[int]:
-        """Return a process of each host that is there as long as that is."""
+        """Return a process of each host that lives as long as the host."""
         return [holder.pid for holder in self._holders]
 
     def processes(self, host: int | None = None) -> list[int]:
@@ -184,7 +185,7 @@ def _tell(holder: subprocess.Popen[str]) -> None:
 def _net_of(pid: int) -> int | None:
     try:
         return Path(f"/proc/{pid}/ns/net").stat().st_ino
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # it has ended, or belongs to another user
         return None
 
 

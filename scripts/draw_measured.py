@@ -44,7 +44,7 @@ def _number(cell: str) -> float:
 
 
 def step_sizes(report: str) -> str:
-    """Return a chart of tokens a second by tokens a step: a line for each loader, named where it ends."""
+    """Return a chart of tokens per second by tokens of a step: a line for each loader, with its name at the end."""
     header, *rows = table_of(report, "tokens a step")
     names = header[1:-1]
     title = "Tokens a second of one rank, by the size of a step"
@@ -70,7 +70,7 @@ def step_sizes(report: str) -> str:
 
 
 def memory(report: str) -> str:
-    """Return a chart of memory: two bars for each job, paler where the report reckoned the figure from a line."""
+    """Return a chart of memory: two bars for each job, paler if the report extrapolated the figure."""
     header, *rows = table_of(report, "sources")
     ours, theirs = header.index("omniload, GiB"), len(header) - 2
     widest = max(_number(row[theirs]) for row in rows)
@@ -108,7 +108,7 @@ PICTURES = {
 
 
 def drawn(name: str) -> str:
-    """Return a picture as its report has it today."""
+    """Return a picture from its present report."""
     draw, report = PICTURES[name]
     return draw((_REPORTS / report).read_text(encoding="utf-8"))
 

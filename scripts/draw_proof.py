@@ -57,7 +57,7 @@ def steps_of(folder: Path, dp: int, state: JsonObject | None = None) -> None:
 
 
 def _run(folder: Path, dp: int, *, state: str = "null", most: int = STEPS) -> list[dict[str, Any]]:
-    """Return the lines of a run in a process of its own, which is killed after ``most`` of them."""
+    """Return the lines of a run in a separate process, which is killed after ``most`` of them."""
     words = [sys.executable, __file__, str(folder), str(dp), state]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)  # noqa: S603 -- this module
     assert process.stdout is not None
@@ -70,7 +70,7 @@ def _run(folder: Path, dp: int, *, state: str = "null", most: int = STEPS) -> li
 
 
 def drawn(unbroken: list[str], killed: list[str], resumed: list[str]) -> str:
-    """Return the picture: a row of digests for each run, a box a step; equal ones have one colour."""
+    """Return the picture: a row of digests for each run, a box for each step; equal digests have the same colour."""
     rows = [("unbroken, 2 ranks", 0, unbroken), ("killed (SIGKILL), 2 ranks", 0, killed)]
     rows.append(("resumed, 1 rank", len(killed), resumed))
     head = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 250" font-size="15" role="img"'

@@ -4,7 +4,7 @@
 
     python scripts/generate_reference.py
 
-A test fails when a page is not what this writes.
+A test fails if a page differs from the output of this script.
 """
 
 import inspect
@@ -173,7 +173,7 @@ few real items), **run**, **verify**, **audit**, **bench**, **mount** and **umou
 
 @dataclass(slots=True)
 class _Section:
-    """One model, and the keys that hold it."""
+    """One model, and the keys that contain it."""
 
     model: type[BaseModel]
     paths: list[str] = field(default_factory=list)
@@ -269,7 +269,7 @@ def _table(model: type[BaseModel], titles: Mapping[type[BaseModel], str]) -> str
 
 
 def _kind(annotation: object, metadata: list[Any], titles: Mapping[type[BaseModel], str]) -> str:
-    """Say a type and its limits in words."""
+    """Describe a type and its limits in words."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _kind(arguments[0], [*_flat(arguments[1:]), *metadata], titles)
@@ -289,7 +289,7 @@ def _kind(annotation: object, metadata: list[Any], titles: Mapping[type[BaseMode
 def _compound(
     origin: object, arguments: tuple[Any, ...], titles: Mapping[type[BaseModel], str]
 ) -> str:
-    """Say a type that is made of others."""
+    """Describe a type that is composed of others."""
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in arguments)
     held = [_kind(a, [], titles) for a in arguments if a not in (type(None), Ellipsis)]
@@ -310,7 +310,7 @@ def _limits(metadata: list[Any]) -> str:
     words = [] if least is None else [f"at least {least}"]
     words += [f"above {m.gt}" for m in metadata if isinstance(m, Gt)]
     most = min((m.le for m in metadata if isinstance(m, Le)), default=None)
-    # A quantity's own largest value stands with the quantities.
+    # The largest value of a quantity is described in the section about quantities.
     words += [f"at most {_power(most)}"] if most is not None and most not in _OF_QUANTITIES else []
     words += [f"below {_power(m.lt)}" for m in metadata if isinstance(m, Lt)]
     words += ["not empty" for m in metadata if isinstance(m, MinLen) and m.min_length == 1]
@@ -349,7 +349,7 @@ def _prose(text: str) -> str:
 
 
 def _anchor(title: str) -> str:
-    """Return the fragment that GitHub gives a heading."""
+    """Return GitHub's fragment for a heading."""
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 

@@ -11,7 +11,7 @@ from mkdocs.structure.pages import Page
 __all__ = ["link_in_site", "on_files", "on_page_markdown"]
 
 ROOT = Path(__file__).parents[1]
-# The site knows no fence with words behind its language: it would take what follows for code.
+# The site does not support a fence with words after its language: it would take the following text for code.
 _FENCE = re.compile(r"^( *```[a-z]+) .+$", re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 
@@ -25,12 +25,12 @@ def _outside() -> dict[str, Path]:
 
 
 def link_in_site(page: str, text: str, target: str, outside: dict[str, Path]) -> str:
-    """Return a link as the site has it: to a page, or its text alone where the target is no page.
+    """Return a link for the site: to a page, or only its text if the target is no page.
 
     Args:
-        page: Place in the site of the page that holds the link.
+        page: Place in the site of the page that contains the link.
         text: The shown text.
-        target: Where it leads, relative to the page's file in the repository.
+        target: Target of the link, relative to the page's file in the repository.
         outside: Pages from outside ``docs``, by their place in the site.
     """
     if "://" in target or target.startswith("#"):
@@ -55,14 +55,14 @@ def link_in_site(page: str, text: str, target: str, outside: dict[str, Path]) ->
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Take the pages outside ``docs`` into the site."""
+    """Add the pages outside ``docs`` to the site."""
     for place, path in _outside().items():
         files.append(File.generated(config, place, abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 -- mkdocs passes them by name
-    """Turn links between files of the repository into links between pages, and drop what tests read of a fence."""
+    """Turn links between repository files into links between pages, and remove a fence's words for tests."""
     markdown = _FENCE.sub(r"\1", markdown)
     outside, place = _outside(), page.file.src_uri
     return _LINK.sub(lambda link: link_in_site(place, link[1], link[2], outside), markdown)

@@ -1,4 +1,4 @@
-"""The modules of the house: their files, their syntax trees, and themselves imported."""
+"""The modules of the packages: their files, their syntax trees, and the imported modules."""
 
 import ast
 import gc
@@ -46,7 +46,7 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def statements_of(path: Path) -> Iterator[ast.AST]:
-    """Yield every statement of a module, however deep it stands: a tenth of what ``ast.walk`` goes through."""
+    """Yield every statement of a module at any depth: a tenth of the nodes of ``ast.walk``."""
     waiting: list[ast.AST] = [tree_of(path)]
     while waiting:
         node = waiting.pop()

@@ -1,4 +1,4 @@
-"""A module that only one other imports has a reason to stand alone."""
+"""A module that only one other module imports has a stated reason to be separate."""
 
 import ast
 import tomllib
@@ -25,7 +25,7 @@ def imported_by(path, modules):
 
 @cache
 def importers():
-    """Return who imports each module of the packages."""
+    """Return the importers of each module of the packages."""
     paths = {name_of(path): path for path in source_files()}
     found = defaultdict(set)
     for name, path in paths.items():

@@ -13,7 +13,7 @@ INTERNAL = {
     "fusefs/stores/remote/fsspec_store.py": {"FsspecBackend"},
     "omniload/base/cli.py": {"Nouns"},
 }
-"""Names that lack an underscore and are not offered; the list may only grow shorter."""
+"""Names without an underscore that are not exported; the list may only grow shorter."""
 
 
 def rank(name):

@@ -21,7 +21,7 @@ def test_import_contracts_hold():
 
 
 def bound_in(path):
-    """Return the names that a module binds at its top level, beneath conditions too."""
+    """Return the names that a module binds at its top level, also within conditions."""
     names = set()
     for node in statements_of(path):
         if isinstance(node, ast.Import | ast.ImportFrom):

@@ -16,7 +16,7 @@ REPORT = '<testsuites><testsuite tests="{}" failures="{}" errors="0" skipped="1"
 
 @pytest.fixture
 def a_lane(tmp_path):
-    """Start a lane whose process says ``text``, leaves ``report`` and ends with ``code``."""
+    """Start a lane whose process prints ``text``, writes ``report`` and ends with ``code``."""
 
     def start(text, code, report=None):
         if report:
@@ -106,7 +106,7 @@ def test_lanes_keep_what_they_compile_and_compute_on_one_core_unless_told_otherw
 
 
 def test_syntax_trees_that_stay_are_not_looked_through_for_garbage():
-    """All of them are millions of nodes: every look through what tests have made since would take a second."""
+    """All trees together have millions of nodes, so every garbage collection of a test would take a second."""
     tree_of.cache_clear()
     tree = tree_of(source_files()[0])
 

@@ -42,9 +42,9 @@ OF_ANOTHER = re.compile(r"(?<!\bself)(?<!\bcls)\._[a-zA-Z]")
 
 
 def reached_into(path):
-    """Yield each private attribute of another object than the one whose method this is.
+    """Yield each private attribute that belongs to another object than the method's own.
 
-    Return the private attributes of other objects that a file uses. Private names of modules do not count.
+    Private names of modules do not count, because a function is no object with a state to reach into.
     """
     text = (ROOT / path).read_text(encoding="utf-8")
     if not OF_ANOTHER.search(text):

@@ -150,7 +150,7 @@ LONGER = {
         "each kind of change, who hears of it in which order, and is told once more",
     ),
 }
-"""Modules that may be longer, up to how many lines, and why."""
+"""Modules that may be longer: the limit in lines, and the reason."""
 
 
 def limit_of(path):

@@ -1,4 +1,4 @@
-"""The strategy that a mix declares: the chain of primitives, and the case that needs none."""
+"""The strategy that a mix declares: the chain of primitives, and the case that needs no chain."""
 
 import numpy as np
 from hypothesis import given

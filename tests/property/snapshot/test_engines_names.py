@@ -1,4 +1,4 @@
-"""Whatever name is looked up in a layer store: it is one reference, written one way, or nothing."""
+"""Any name that is looked up in a layer store is one reference, written in one way, or nothing."""
 
 import base64
 import string
@@ -39,7 +39,7 @@ def test_every_reference_is_found_by_its_name_and_only_where_allowed(reference):
 
     assert reference_of(name) == reference
     assert reference_of(name, {reference.registry}) == reference
-    assert reference_of(name, {"elsewhere.test"}) is None  # no registry that is drawn is named so
+    assert reference_of(name, {"elsewhere.test"}) is None  # no drawn registry has this name
 
 
 @given(REFERENCES, st.data())

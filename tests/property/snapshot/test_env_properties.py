@@ -46,7 +46,7 @@ from tests.unit.snapshot.env.format.test_manifest import FRAMES, HEAD
 WILD = st.text(
     st.sampled_from(["a", "b", "A", ".", "/", "\0", "~", "é", "\udcff", " ", "-"]), max_size=12
 )
-"""Paths and links as an attacker writes them."""
+"""Paths and links as an attacker might write them."""
 NAMES = st.sampled_from(["a", "b", "c", "dd", "e.py"])
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
 
@@ -65,7 +65,7 @@ def trees(draw):
 
 
 def write_tree(folder, tree):
-    """Make a directory hold exactly a tree; ``None`` is an empty directory."""
+    """Make a directory equal to a tree; ``None`` is an empty directory."""
     shutil.rmtree(folder, ignore_errors=True)
     Path(folder).mkdir(parents=True)
     for path, data in tree.items():
@@ -172,7 +172,7 @@ def test_whatever_passes_the_check_stays_inside_when_it_is_written(wild):
 
 
 def _write(listed, targets):
-    """The plainest extraction there is, which trusts every entry."""
+    """Extract in the plainest way, which trusts every entry."""
     for entry in listed:
         path = (
             f"{targets[entry.target].path}/{entry.path}"

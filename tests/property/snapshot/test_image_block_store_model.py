@@ -1,4 +1,4 @@
-"""The block store against a dictionary: it may forget, and never lies nor passes its cap."""
+"""The block store compared with a dictionary: it may forget blocks, but never lies or exceeds its limit."""
 
 import shutil
 import tempfile

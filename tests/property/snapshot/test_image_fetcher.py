@@ -37,7 +37,7 @@ def block(blob, number):
 
 
 class Simulation:
-    """Carries out commands, and checks after each event what must always hold."""
+    """Carries out commands, and checks the invariants after each event."""
 
     def __init__(self, settings):
         self.settings, self.fetcher = settings, Fetcher(settings=settings)

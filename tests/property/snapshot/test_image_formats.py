@@ -42,7 +42,7 @@ class Held:
 
 @pytest.fixture(autouse=True)
 def small_spans(monkeypatch):
-    """Many places in little data: the least spacing that the library allows is above its window."""
+    """Many places in little data; the least spacing that the library allows is above its window."""
     monkeypatch.setattr(index_making, "SPAN_BYTES", 40_000)
 
 
@@ -120,7 +120,7 @@ def test_a_converted_layer_is_the_same_tar_to_others_and_the_same_files_to_us(si
     st.sampled_from([1, 6]),
 )
 def test_a_deflate_stream_is_entered_at_any_bit(shift, data, window, before, level):
-    """Write a stored block at ``shift`` bits after something else's end, then more of the stream.
+    """Write a stored block ``shift`` bits after the end of other data, then more of the stream.
 
     RFC 1951, section 3.2.4: three bits of header, then bytes from the next boundary on.
     """

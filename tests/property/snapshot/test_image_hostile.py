@@ -1,4 +1,4 @@
-"""Whatever bytes a stranger sends: a table, or an integrity error; never another error, never a path outside."""
+"""Any bytes of a stranger give a table or an integrity error, never another error or a path outside."""
 
 import contextlib
 import gzip
@@ -111,7 +111,7 @@ def test_an_altered_gzip_is_never_indexed_as_something_else(tmp_path_factory, dr
     with contextlib.suppress(IntegrityError):
         index = index_gzip(path, "sha256:it")
 
-        # Only bytes that say nothing of the content may have changed.
+        # Only bytes that do not describe the content may have changed.
         assert index.diff_id == digest_of(SAMPLE[:10240])
 
 
@@ -141,7 +141,9 @@ def test_an_altered_index_is_refused(draw):
     with contextlib.suppress(OmniloadError):
         found = decode_index(bytes(data), name="it")
 
-        assert found.entries == an_index().entries  # the line before the body changed, harmlessly
+        assert (
+            found.entries == an_index().entries
+        )  # the line before the body changed, without effect
         assert np.array_equal(found.blocks_B, an_index().blocks_B)
 
 

@@ -1,4 +1,4 @@
-"""Layers by themselves, laid over each other as overlayfs does, are the merged image."""
+"""Separate layers, combined as overlayfs does, equal the merged image."""
 
 from hypothesis import assume, given
 
@@ -9,7 +9,7 @@ from tests.property.snapshot.test_image_tree import LAYERS, laid
 
 
 def overlaid(trees):
-    """The plain model of overlayfs over trees, lowest first: path to kind and owner."""
+    """Compute the plain model of overlayfs over trees, lowest first: path to kind and owner."""
     found = {}
     waiting = [("", [(tree, tree.node(ROOT)) for tree in reversed(trees)])]
     while waiting:

@@ -40,7 +40,7 @@ def test_every_member_reaches_the_home_in_few_hops(members, region, fanout):
             assert ranked.index(above) < ranked.index(at)
             at, hops = above, hops + 1
         assert at == ranked[0]
-        # A tree of that depth would hold more nodes than rank before this one.
+        # A tree of that depth would have more nodes than rank before this one.
         assert sum(fanout**depth for depth in range(hops)) <= ranked.index(me)
 
 
@@ -56,7 +56,7 @@ def test_nobody_has_more_children_than_the_fan_out(members, region, fanout):
 
 @given(st.data(), NAMES, REGIONS)
 def test_waiting_never_goes_in_a_circle_whatever_each_believes(data, members, region):
-    """Also among nodes with different lists: the order of two members needs no third."""
+    """This is also true among nodes with different lists: the order of two members does not depend on a third."""
     for_all = ranking(members, region)
 
     for me in members:
@@ -70,7 +70,7 @@ def test_waiting_never_goes_in_a_circle_whatever_each_believes(data, members, re
 
 @given(st.data(), NAMES.filter(lambda names: len(names) > 1), REGIONS)
 def test_those_who_see_the_home_away_turn_to_one_node(data, members, region):
-    """The registry is then asked by one more, not by all."""
+    """The registry is then asked by one more node, not by all."""
     ranked = ranking(members, region)
     gone = set(ranked[: data.draw(st.integers(1, len(ranked) - 1))])
     stand_in = ranked[len(gone)]

@@ -1,4 +1,4 @@
-"""Traces agree with a model that knows each byte by itself."""
+"""Traces agree with a model that records each byte separately."""
 
 import contextlib
 
@@ -29,7 +29,7 @@ TRACES = READS.map(lambda reads: trace_of(IMAGE, ("run",), reads))
 
 
 def by_byte(touches):
-    """The plain model: every touched byte, its earliest time, and how often it was touched."""
+    """Compute the plain model: every touched byte, its earliest time, and the number of touches."""
     found = {}
     for touch in touches:
         for at in range(touch.offset, touch.offset + touch.size_bytes):

@@ -1,4 +1,4 @@
-"""Merging agrees with a model that keeps nothing but paths, and never depends on luck."""
+"""Merging agrees with a model that has only paths, and never depends on chance."""
 
 import itertools
 
@@ -48,7 +48,7 @@ def hide(found, path):
 
 
 def laid(layers):
-    """The plain model: a path is there or not. None where a layer cannot be laid."""
+    """Compute the plain model: a path exists or not. None if a layer cannot be laid over the others."""
     found = {}
     for layer in layers:
         hidden = [e.path for e in layer if e.path.rpartition("/")[2].startswith(".wh.")]

@@ -1,4 +1,4 @@
-"""References and challenges: whatever is written reads back, and nothing makes the reader fall over."""
+"""References and challenges: anything written reads back, and no input crashes the reader."""
 
 import contextlib
 

@@ -40,7 +40,7 @@ class SnapshotsAgreeWithTheModel(RuleBasedStateMachine):
         self.store.close()
 
     def expect(self, change, error, modelled):
-        """Make a change: the model says which error it must raise, or how the world then looks."""
+        """Make a change; the model gives the error that it must raise, or the resulting state."""
         before = dict(self.machine.by_key)
         if error is not None:
             with pytest.raises(error):

@@ -1,4 +1,4 @@
-"""Whatever the events say, the parts add up, and the order of lines of different nodes is nothing."""
+"""For any events, the parts add up, and the order of lines of different nodes does not matter."""
 
 import itertools
 from collections import Counter
@@ -76,7 +76,7 @@ STEPS = st.lists(st.integers(0, 40), min_size=5, max_size=5)
 
 @given(st.lists(STEPS, min_size=1, max_size=5), st.booleans())
 def test_no_stage_is_charged_more_than_the_longest_that_a_node_spent_in_it(nodes, gap):
-    """Nodes that wait for each other in two meetings; the oracle waits as they do."""
+    """Nodes wait for each other in two meetings; the oracle waits as they do."""
     names = ["image", "environment", "process_group", "checkpoint_load", "first_step"]
     events, now, wanted = [], 0, Counter()
 
@@ -208,7 +208,7 @@ def test_a_killed_writer_costs_its_last_line_and_nothing_else(events, data):
     last = len(events[-1].line().encode())
     cut = data.draw(st.integers(2, last - 1), label="bytes lost")
 
-    # Two bytes: without the newline alone the line is still whole.
+    # The cut is two bytes at least, because a line without only its newline is still whole.
     assert parse_events(written[:-cut], "f") == (events[:-1], 1 if cut < last else 0)
 
 

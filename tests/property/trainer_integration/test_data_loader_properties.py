@@ -27,7 +27,7 @@ from trainer_integration import DataLoader
 
 
 class Eager(Sampler):
-    """Draws from the global generator as soon as it is asked for its order."""
+    """Draws from the global generator as soon as its order is requested."""
 
     def __init__(self, length):
         self.length = length

@@ -1,4 +1,4 @@
-"""Documents do not see each other, and where a row lies changes nothing."""
+"""Documents do not affect each other, and the place of a row changes nothing."""
 
 import numpy as np
 import torch
@@ -12,8 +12,8 @@ from trainer_integration.moe.inputs import ModelInputs
 from trainer_integration.moe.parallel.ep_transport import RowMap
 
 MODEL = a_model()
-# Derandomised: rounding differs with the shapes of the products, and once in many thousand
-# tokens it would decide between two experts that are equally likely.
+# Derandomised, because rounding depends on the shapes of the products. Once in many thousand tokens, rounding would
+# decide between two equally likely experts.
 
 row_lengths = st.lists(st.integers(1, 20), min_size=1, max_size=6).filter(lambda x: sum(x) <= 64)
 lengths_by_row = st.lists(row_lengths, min_size=1, max_size=4)

@@ -25,7 +25,7 @@ LABELS = sum(len(document) - 1 for row in ROWS for document in row)
 
 
 def summed_gradient(deal, num_ranks, num_microbatches):
-    """Return the gradient and the loss of all ranks, ``deal`` saying where each row goes."""
+    """Return the gradient and the loss of all ranks; ``deal`` assigns each row."""
     gradient, loss = torch.zeros(()), 0.0
     for rank in range(num_ranks):
         microbatches = [

@@ -92,12 +92,12 @@ def shardings(draw, sizes, ranks):
 
 @st.composite
 def moves(draw):
-    """A few tensors, how they are sharded when saved, and how when loaded."""
+    """A few tensors, and their shardings when saved and when loaded."""
     tensors, saved, loaded = {}, [], []
     saved = [{} for _ in range(draw(st.integers(1, 3)))]
     loaded = [{} for _ in range(draw(st.integers(1, 3)))]
     for i in range(draw(st.integers(1, 3))):
-        # Rows long enough that some boxes are read straight into place, and some are not.
+        # The rows are long enough that some boxes are read straight into place, and some are not.
         sizes = draw(
             st.sampled_from([(), (0, 3), (7,), (5000,), (9, 1100), (3, 40, 90), (2, 9000)])
         )

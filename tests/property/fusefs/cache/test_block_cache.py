@@ -45,7 +45,7 @@ class Fill:
 
 
 class BlockCacheBesideModel(RuleBasedStateMachine):
-    """Blocks of the model: None while they are on their way, else the fill that brought them."""
+    """The model keeps None for a block on its way, and otherwise the fill that brought the block."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The account of a disk cache against plain dictionaries: its cap holds, and the oldest copies go first."""
+"""The account of a disk cache compared with plain dictionaries: it keeps its limit, and evicts the oldest copies."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from fusefs.cache.copy_state import Ledger
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """The account against sizes and pins in plain dictionaries."""
+    """The account compared with sizes and pins in plain dictionaries."""
 
     names = st.sampled_from("abcde")
 

@@ -1,4 +1,4 @@
-"""The disk cache against a dictionary, with crashes and damage at any moment: right bytes or none."""
+"""The disk cache compared with a dictionary, with crashes and damage at any moment: right bytes or none."""
 
 import contextlib
 import os
@@ -41,7 +41,7 @@ class Killed(BaseException):
 
 
 class Fuse:
-    """Ends the process at the n-th step that reaches the disk, half way through it."""
+    """Ends the process half-way through the n-th step that reaches the disk."""
 
     def __init__(self):
         self.left = None

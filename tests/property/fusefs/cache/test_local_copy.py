@@ -1,4 +1,4 @@
-"""Local copies of files of any shape: whole segments, ranges of them, plain files; in any order of reads."""
+"""Local copies of files of any shape (whole segments, ranges of them, plain files) in any order of reads."""
 
 import os
 import tempfile
@@ -21,7 +21,7 @@ reads = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 80)), max_size=6)
 
 
 def write_spliced(store, parts, *, unit, count):
-    """Write a file that shows ranges of one segment, one after the other."""
+    """Write a file that shows ranges of one segment, one after another."""
     with tiny_files(store, unit=unit, count=count) as files:
         writer = files.writers.file("source")
         writer.write(CONTENT)

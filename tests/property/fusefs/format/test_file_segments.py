@@ -1,4 +1,4 @@
-"""The units of a file made of any pieces, against the plain list of its bytes."""
+"""The units of a file made of any pieces, compared with the plain list of its bytes."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from fusefs.format.layout import StripeLayout
 
 @st.composite
 def files(draw):
-    """Return pieces, and for each byte of the file its piece and its place in the objects of that."""
+    """Return pieces, and for each byte of the file its piece and its place in that piece's objects."""
     pieces, places = [], []
     for number in range(draw(st.integers(0, 4))):
         size, before = draw(st.integers(0, 20)), draw(st.integers(0, 9))

@@ -1,4 +1,4 @@
-"""The layout against a model too simple to be wrong: deal the bytes out one at a time."""
+"""The layout compared with a model too simple to be wrong: deal the bytes out one at a time."""
 
 import pytest
 from hypothesis import given

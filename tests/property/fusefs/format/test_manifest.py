@@ -86,7 +86,7 @@ def test_extended_attributes_fit_as_the_page_says(sizes, off):
     def needed(sizes):
         return sum(len(name.encode()) + 6 + 2 * size for name, size in sizes.items())
 
-    # One value is what brings them to the limit, or as near to it as pairs of digits come.
+    # One value brings the manifest to the limit, or as near to it as pairs of digits allow.
     first, left = next(iter(sizes)), 3834 + off - needed(sizes)
     sizes[first] += left // 2
     xattrs = {name: bytes(size) for name, size in sizes.items()}
@@ -110,7 +110,7 @@ def test_no_flipped_bit_changes_what_a_manifest_says(draw):
         found = decode_manifest(bytes(data), name="m")
     except IntegrityError:
         return
-    # Padding alone is under no checksum: flipping it changes nothing that is read.
+    # Only padding has no checksum, and flipping it changes no value.
     assert same(found, manifest)
 
 
@@ -145,7 +145,7 @@ def test_another_version_asks_for_the_release_that_wrote_it():
 
 
 def test_version_1_manifests_stay_readable():
-    """The bytes of a version 1 header, kept here so that no change of the code can follow them."""
+    """The bytes of a version 1 header are kept here, so that no change of the code can change them too."""
 
     data = encode_manifest(
         Manifest(mtime_ns=1_700_000_000_000_000_000, segments=(a_segment(1, 10_000),))

@@ -1,4 +1,4 @@
-"""The mount as a state machine against a plain directory; Hypothesis makes failures small."""
+"""The mount as a state machine, compared with a plain directory; Hypothesis makes failures small."""
 
 import os
 import random

@@ -47,7 +47,7 @@ def test_blocks_reach_no_further_either_and_are_whole_where_nothing_limits_them(
     st.sampled_from([160, 640]),
 )
 def test_scattered_blocks_never_bring_in_more_than_twice_what_was_read(places, wide):
-    """Each by a process of its own, so that none is a stream; the parts of a block in any order."""
+    """Each block is read by a separate process, so no read belongs to a stream; its parts come in any order."""
     speculative = SpeculativeReads(40, wide, 40 * 31, most_bytes=10_000)
     ahead = ReadAhead(first_bytes=10, largest_bytes=1000, block_bytes=40, speculative=speculative)
     read, brought = set(), set()
@@ -140,7 +140,7 @@ def test_what_is_remembered_is_bounded_and_whoever_left_leaves_nothing(steps, le
     st.sampled_from([4, 16]),
 )
 def test_every_stream_is_followed_however_many_are_interleaved(order, size):
-    """Any process, any place of it: from the third read on, what comes is on its way already."""
+    """Any process, at any place: from the third read on, the next bytes are already on their way."""
     ahead = ReadAhead(first_bytes=2 * size, largest_bytes=1 << 10)
     read_of, on_its_way = {}, {}
     for process, place in order:

@@ -1,4 +1,4 @@
-"""A store that somebody else can write to: names lead nowhere, and one bad file is a fault of its own."""
+"""A store that others can write to: names lead nowhere, and one bad file does not affect others."""
 
 import json
 import os
@@ -52,7 +52,7 @@ JSON = st.recursive(
 
 
 class Asked(ReplacingBackend):
-    """A client that is asked for plain paths alone, or the test fails.
+    """A client that fails the test if it is asked for anything but plain paths.
 
     Args:
         files: Content by path.
@@ -170,7 +170,7 @@ def test_a_directory_that_holds_what_has_no_name_is_not_renamed_away_over_it():
     assert list(backend.files) == ["d/f"]
 
 
-# Manifests whose checksums fit, whatever they say
+# Manifests with valid checksums and any contents
 
 
 def header_of(data):
@@ -178,7 +178,7 @@ def header_of(data):
 
 
 def with_header(data, text):
-    """Return a manifest with another header, and the checksum of it."""
+    """Return a manifest with another header, and a checksum that fits."""
     text = text.ljust(HEADER_BYTES - 18)[: HEADER_BYTES - 18]
     return text + b"\n" + xxhash.xxh3_64_hexdigest(text).encode() + b"\n" + data[HEADER_BYTES:]
 
@@ -199,7 +199,7 @@ VALUES = st.one_of(
 
 
 def hostile(manifest):
-    """Return strategies for manifests like ``manifest`` with something changed and checksums that fit."""
+    """Return strategies for manifests like ``manifest`` with a change and checksums that fit."""
     data = encode_manifest(manifest)
     fields = header_of(data)
     keys = st.sampled_from([*fields, "more"])
@@ -341,7 +341,7 @@ def test_an_index_names_shards_and_boxes_within_its_tensors_alone(changes):
     try:
         sealed = sealed_json(value)
     except TypeError:
-        return  # no JSON, such as 10**30
+        return  # values that are no JSON, such as 10**30
     try:
         index = Index.decoded(sealed, name="index.json")
     except (IntegrityError, StateError):

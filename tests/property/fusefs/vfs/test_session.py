@@ -1,4 +1,4 @@
-"""Shared answers under any order of asking, answering, failing and being stopped."""
+"""Shared answers under any order of requests, answers, failures and interruptions."""
 
 from collections import deque
 from concurrent.futures import Future
@@ -29,9 +29,9 @@ class Loop:
         """Waiting askers: the time and subject of their questions."""
         self.ready = deque()
         self.questions = {0: [], 1: []}
-        """Each as its beginning, its end, and the future of its answer."""
+        """Questions: the start, the end, and the future of the answer of each."""
         self.answers = []
-        """Each as asker's time, thing, and the question that answered it."""
+        """Answers: the asker's time, the subject, and the question that was answered."""
 
     async def question(self, about):
         under_way = [q for q in self.questions[about] if q[1] is None]

@@ -1,4 +1,4 @@
-"""A kernel that looks up, opens, reads and forgets while another mount replaces: no open sees two versions."""
+"""A kernel looks up, opens, reads and forgets while another mount replaces files: no open sees two versions."""
 
 import errno
 import itertools
@@ -44,7 +44,7 @@ class Open:
 
 
 class KernelModel:
-    """Dentries, sizes and a page cache as the kernel has them, one of each for an inode."""
+    """Dentries, sizes and a page cache as in the kernel, one of each for an inode."""
 
     def __init__(self, store):
         self.mount = Mount(store)
@@ -132,7 +132,7 @@ class KernelModel:
         return entry.inode
 
     def open_by(self, name):
-        """Open as the kernel does: by the dentry, once more by a lookup where that is stale."""
+        """Open as the kernel does: by the dentry, and again by a lookup if the dentry is stale."""
         inode = self.names.get(name) or self.lookup(name)
         for attempt in range(2):
             if inode is None:

@@ -1,4 +1,4 @@
-"""Files against bytes: whatever is written in whatever parts reads back by whatever range."""
+"""Files compared with bytes: data written in any parts reads back in any ranges."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

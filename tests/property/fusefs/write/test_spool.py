@@ -1,4 +1,4 @@
-"""Granules of a spool, against a model that keeps the state of each granule by itself."""
+"""Granules of a spool, compared with a model that keeps the state of each granule separately."""
 
 import itertools
 

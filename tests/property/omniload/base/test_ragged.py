@@ -1,4 +1,4 @@
-"""Gathering ranges, against taking them one by one; sizes as people write them, there and back."""
+"""Gathering ranges compared with taking them one by one; sizes as text, converted there and back."""
 
 from itertools import pairwise
 from unittest.mock import patch

@@ -1,4 +1,4 @@
-"""Copying of ranges, against slicing them one by one."""
+"""Copies of ranges, compared with slicing them one by one."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def columns_and_ranges(draw):
 
 
 FEW_AND_NONE = st.sampled_from([ragged._FEW, 0])
-"""Ranges up to which each is sliced: all of these, or none, so that Arrow copies them."""
+"""Number of ranges up to which each is sliced: all of these, or none, so that Arrow copies them."""
 
 
 def gathered(columns, ranges, few, window_bytes=ragged._WINDOW_BYTES):

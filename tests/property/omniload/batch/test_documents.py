@@ -1,6 +1,6 @@
 """Documents that a sample joins and keeps apart: the batch's description of each token, and the plan's costs.
 
-The model looks at one token after the other.
+The model looks at one token after another.
 """
 
 from dataclasses import replace
@@ -36,7 +36,7 @@ lengths = st.lists(st.integers(1, 6), min_size=1, max_size=4)
 
 @st.composite
 def rows_of_documents(draw):
-    """Draw rows, each a list of samples, each the lengths of its documents; together they fit a row."""
+    """Draw rows, each a list of samples, each given by the lengths of its documents; together they fit a row."""
     rows = []
     for _ in range(draw(st.integers(1, 3))):
         row, left = [], LENGTH
@@ -49,7 +49,7 @@ def rows_of_documents(draw):
 
 
 def built(rows, *, with_column=True):
-    """Return the rows as a microbatch; samples lie one behind the other in sources 0 and 1."""
+    """Return the rows as a microbatch; samples follow one another in sources 0 and 1."""
     number, pieces = iter(range(1000)), []
     pieces.extend(
         [[i % 2, next(number), 0, 0, sum(each), sum(each)] for i, each in enumerate(row)]
@@ -147,7 +147,7 @@ samples = st.lists(lengths, min_size=1, max_size=8)
 
 @given(samples, samples, st.booleans(), st.data())
 def test_a_plan_costs_each_document_and_counts_the_labels_within(first, second, masked, data):
-    """Source 0 says where documents begin, with or without a mask; source 1 says nothing."""
+    """Source 0 has bounds of documents, with or without a mask; source 1 has none."""
     tables = [a_table([sum(sample) for sample in each]) for each in (first, second)]
     offsets = np.cumsum([0, *map(sum, first)])
     starts = np.cumsum([0, *chain(*first)])
@@ -179,7 +179,7 @@ def test_a_plan_costs_each_document_and_counts_the_labels_within(first, second, 
         assert lengths_of is None
     else:
         assert [lengths_of[i].tolist() for i in range(len(drawn))] == documents
-    # Every sample of source 0 is there, and only these: labels behind the first token of each document.
+    # All samples of source 0 are there, and no others: labels after the first token of each document.
     nothing = np.zeros(2, np.int64)
     rows = Membership(
         pieces=pieces,

@@ -1,6 +1,6 @@
-"""Columns of a user's own in whole runs, held to a loop over the files: every token of a run is written in one place.
+"""A user's own columns in whole runs, compared with a loop over the files; every token is written in one place.
 
-The loop knows nothing of records, packing or cuts: a value is looked up by its token, or by its label.
+The loop does not model records, packing or cuts: it looks up a value by its token, or by its label.
 """
 
 import json
@@ -26,7 +26,7 @@ DOCUMENTS, LONGEST, STEPS = 90, 70, 6
 
 
 def documents(number):
-    """Return documents whose token ids are in no other."""
+    """Return documents whose token ids are in no other document."""
     rng = np.random.default_rng(number)
     sizes = rng.integers(1, LONGEST, DOCUMENTS)
     ids = np.arange(1 + 100_000 * number, 1 + 100_000 * number + sizes.sum())
@@ -55,7 +55,7 @@ def write_table(folder, kind, found):
 
 
 def write_mds(folder, found):
-    """Write one shard: ids whose type the index says, floats that say it themselves, and plain bytes."""
+    """Write one shard: ids with a type in the index, floats with their own type, and plain bytes."""
     names, encodings = ["b", "ids", "k", "w"], ["bytes", "ndarray:int32", "bytes", "ndarray"]
 
     def array(values, code=b""):

@@ -31,7 +31,7 @@ STEPS = 5
 
 
 def records(*, nulls=True):
-    """Return records whose values say nothing of each other, and some of which are null."""
+    """Return records with independent values, some of them null."""
     rng, found = np.random.default_rng(7), []
     for i, letter in enumerate(LETTERS):
         values = {
@@ -125,7 +125,7 @@ def a_mix(folder, kind="jsonl", transforms=(), **changes):
 
 
 def known(kind):
-    """Return what every letter has, by a loop over the records as they were written."""
+    """Return the values of every letter, by a loop over the written records."""
     found = dict.fromkeys(digits, DEFAULTS)
     for record in records(nulls=kind != "mds"):
         values = {name: record[said["column"]] for name, said in OWN.items()}
@@ -143,7 +143,7 @@ def values_of(columns):
 
 
 def require_as_written(batch, kind):
-    """Hold every piece of a batch to the loop; return the letters that it has."""
+    """Compare every piece of a batch with the loop; return the letters of the batch."""
     expected, letters = known(kind), set()
     for rows in (batch, *batch.microbatches):
         pieces = rows.pieces()

@@ -1,4 +1,4 @@
-"""Dynamic sampling over random rewards, ranks and kills: as a plain loop over all prompts, each group counted once."""
+"""Dynamic sampling over random rewards, ranks and kills equals a plain loop over all prompts, with each group once."""
 
 import json
 import random
@@ -24,7 +24,7 @@ WORLDS = st.integers(1, 3)
 
 @st.composite
 def runs(draw):
-    """Return steps of prompts, and the settings of a sampler."""
+    """Return steps of prompts, and options of a sampler."""
     steps = some_steps(draw(st.lists(st.integers(0, 7), min_size=1, max_size=8)))
     settings = {
         "groups": draw(st.integers(1, 5)),
@@ -35,7 +35,7 @@ def runs(draw):
 
 
 def rewards_by(seed, num_answers=3):
-    """Return rewards of each prompt, of which about half are all equal."""
+    """Return rewards of each prompt; about half of the prompts have equal rewards."""
     return lambda key: random.Random(f"{seed} {key}").choice(
         [[1.0] * num_answers, [-1.0] * num_answers, [1.0] + [-1.0] * (num_answers - 1)]
     )
@@ -83,7 +83,7 @@ def test_batches_are_those_of_a_plain_loop_and_every_group_is_counted_once(run, 
 
 
 LIVES = st.lists(st.tuples(WORLDS, st.integers(0, 4), st.integers(0, 8), st.booleans()), max_size=5)
-"""Ranks, batches that are asked for, steps that the data has by then, and whether the life ends by a kill."""
+"""Ranks, requested batches, steps that the data has by then, and whether the life ends by a kill."""
 
 
 @given(runs(), LIVES)
@@ -101,7 +101,9 @@ def test_a_run_that_is_killed_and_resumed_on_other_ranks_goes_on_alike_and_repla
                 if batch[0] is not None:
                     assert told.setdefault(batch[0].number, as_told(batch)) == as_told(batch)
                     assert digests.setdefault(batch[0].number, batch[0].digest) == batch[0].digest
-                if not is_killed:  # a killed life has trained on what no checkpoint knows of
+                if (
+                    not is_killed
+                ):  # a killed life has trained on batches that no checkpoint contains
                     state = json.loads(json.dumps(ranks.state_dict()))
                 if batch[0] is None:
                     break

@@ -20,7 +20,7 @@ methods = st.sampled_from(["none", "shards", "block", "units", "full"])
 
 @st.composite
 def corpora(draw, longest, sources):
-    """Return of each source the texts of its files, no two of them alike."""
+    """Return the texts of the files of each source, all different."""
     lengths = st.lists(st.lists(st.integers(3, longest - 1), max_size=6), min_size=1, max_size=3)
     return {
         f"source{s}": [
@@ -32,7 +32,7 @@ def corpora(draw, longest, sources):
 
 
 def write_mix(folder, corpus, draw, **keys):
-    """Write files and their mix, whatever it has left to say of the order; return its path, and each source's order."""
+    """Write files and their mix, with drawn options of the order; return its path, and each source's order."""
     (folder / "mix.yaml").unlink(missing_ok=True)
     sources, orders = {}, {name: draw(methods) for name in corpus}
     for name, shards in corpus.items():
@@ -125,7 +125,7 @@ def test_rows_that_are_filled_to_the_last_token_are_the_documents_end_to_end(tmp
     )
     documents = [(*text.encode(), END) for shard in corpus["source0"] for text in shard]
     stream = (token for document in cycle(documents) for token in document)
-    # A label is the next token of its document, across a cut too; the last one of a document has none.
+    # A label is the next token of its document, also across a cut; the last token of a document has none.
     labelled = ((token, -100 if token == END else after) for token, after in pairwise(stream))
 
     for batch in batches_of(path, steps=6, resumed_at=data.draw(st.integers(1, 5))):

@@ -1,4 +1,4 @@
-"""A run ends for its bad records before the same step, and with the same words, as one that nothing broke."""
+"""A run ends because of its bad records before the same step, and with the same message, as an undisturbed run."""
 
 from dataclasses import dataclass, field, replace
 
@@ -34,7 +34,7 @@ class Run:
 
     plans: dict = field(default_factory=dict)
     cursors: dict = field(default_factory=dict)
-    """Positions behind each step, by source."""
+    """Positions after each step, by source."""
     ended: str = ""
     """The reason why the run ended, without the fault of a record."""
     lives: int = 0
@@ -43,7 +43,7 @@ class Run:
 
 
 def record_at(records, position):
-    """Return tokens of a record, or ``None`` of a bad one: in each epoch they stand in another order."""
+    """Return the tokens of a record, or ``None`` for a bad one; each epoch has another order of records."""
     epoch, place = divmod(position, len(records))
     return records[(place + 3 * epoch) % len(records)]
 
@@ -68,7 +68,7 @@ def reported(read, records, most):
 def run_of(records_S, limits, most, breaks=(), mix_changes=()):
     """Return the result of a run whose lives end after some steps, and whose loaders are lost after others.
 
-    ``breaks`` says for steps whether the run is resumed there, or its loader of the second source is lost.
+    ``breaks`` maps steps to whether the run is resumed there, or its loader of the second source is lost.
     """
     sources = {
         name: {
@@ -144,7 +144,7 @@ def assert_folds(command, planner):
 
 
 def too_many_at(run, records_S, limits):
-    """Return the first step that goes past more bad records of an epoch than allowed, and of which sources.
+    """Return the first step that exceeds the allowed number of bad records in an epoch, and the sources that do.
 
     For each source, return the position of the first bad record that exceeds the limit.
     """
@@ -330,7 +330,7 @@ def test_of_many_sources_only_the_one_that_was_reported_is_looked_at_again(monke
 
 @pytest.mark.parametrize("ahead", [1, 4])
 def test_steps_that_are_planned_together_count_on_from_one_another(ahead):
-    """Each had the count of before the first, maybe of an epoch before: a run within its limit ended."""
+    """Earlier, each had the count before the first one, and a run within its limit could end."""
     epoch = [10, None, None, *[10] * 17]
     mix = a_skipping_mix(["web"], 2, runtime={"prefetch_steps": ahead})
     planner = a_planner(mix, epoch=[len(epoch)])

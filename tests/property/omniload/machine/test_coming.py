@@ -64,7 +64,7 @@ def mixed(*weights):
 
 
 def test_a_source_that_falls_first_is_seen_to_rise_behind_that():
-    # A long ramp takes web away, and the stage behind it has half of it at once.
+    # A long ramp takes web away, and the next stage gives it half at once.
     history = a_history(mixed(0, 0, 1), [(1, 500, mixed(0, 1, 0)), (100, 0, mixed(0, 1, 1))], [])
     foresight = Foresight()
 

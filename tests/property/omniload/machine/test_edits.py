@@ -1,6 +1,6 @@
 """The mix is changed while a simulated job runs: the samples are a function of mix, seed and edits alone.
 
-The model is ``reference_digests``: it knows the edits from the start and no machine at all.
+The model is ``reference_digests``, which knows the edits from the start and has no machine.
 """
 
 from contextlib import suppress
@@ -64,7 +64,7 @@ def mixes(draw):
 
 @st.composite
 def changes(draw):
-    """Changes as people ask for them, some impossible; added sources sort anywhere among the others."""
+    """Changes as users request them, some of them impossible; names of added sources sort anywhere among the others."""
     added = iter(("a-new", "d-new", "zz-new"))
     kinds = draw(st.lists(st.sampled_from(["set", "add", "retire", "undo"]), max_size=6))
     asked = []
@@ -137,7 +137,7 @@ def test_a_replay_that_knows_every_edit_from_the_start_gives_the_same_steps(
 
 
 def require_replayed(mix, asked, world, lengths):
-    """Find that a run which knows the changes from its start takes the steps that they decide."""
+    """Check that a run which knows the changes from its start takes the steps that they decide."""
     history = History(mix)
     for change, step in asked:
         with suppress(ConfigError):
@@ -160,7 +160,7 @@ def test_stages_from_a_step_give_from_there_on_what_the_stages_give(mix, step):
 
 
 def undone(mix, asked, step):
-    """Return the history of a mix with changes from a step on, as far as they are taken, and each of them undone."""
+    """Return the history of a mix with those changes from a step on that are accepted, and each of them undone."""
     history, number = History(mix), 0
     for change, _ in asked:
         try:
@@ -184,13 +184,13 @@ def test_undoing_every_edit_gives_the_weights_of_the_file_again(mix, asked, step
 
 
 def skipping(simulation, first, stop):
-    """Return the history of a run at rest that leaves out some of its steps, as the command line makes it."""
+    """Return the history of a run at rest that skips some of its steps, as the command line makes it."""
     change, behind = SkipSteps(first=first, stop=stop), state_behind(stop, simulation)
     return simulation.history.edited(change, first, behind=behind, at_rest=True)
 
 
 def keys_by_step(simulation):
-    """Return the pieces of each step, as a sorted list: none may be there twice."""
+    """Return the pieces of each step, as a sorted list, in which no piece may be repeated."""
     keys = {}
     for (step, _), batch in simulation.batches.items():
         for m in batch.microbatches:
@@ -208,7 +208,7 @@ skips = st.tuples(st.integers(0, STEPS - 2), st.integers(1, 4)).map(
 def test_steps_that_are_skipped_are_left_out_and_all_others_are_those_of_the_run_without_it(
     mix, world, other, lengths, skip, data
 ):
-    """The model knows no edit: the steps of the plain run, with a gap. Weights do not move in it."""
+    """The model has no edit: it has the steps of the plain run, with a gap. Weights do not move in the gap."""
     mix = mix.model_copy(update={"mix": mix.mix.model_copy(update={"stages": mix.mix.stages[:1]})})
     first, stop = skip
     plain, digests = simulated(mix, lengths, world)
@@ -288,7 +288,7 @@ def test_nothing_but_what_was_skipped_is_lost_though_the_mix_was_edited(
 def test_a_run_that_skipped_steps_goes_on_from_what_it_saved_behind_them(
     mix, world, other, lengths, skip, data
 ):
-    """Weights move, in skipped steps too, and change once more where they were skipped."""
+    """Weights move, also in skipped steps, and change once more at the skipped steps."""
     plain, _ = simulated(mix, lengths, world)
     history = skipping(plain, *skip)
     if data.draw(st.booleans()):
@@ -322,7 +322,7 @@ def test_what_was_drawn_in_skipped_steps_may_be_of_weights_that_hold_no_more(fir
 
 
 def test_steps_are_skipped_that_drew_from_nothing_but_a_source_that_came_with_the_first_of_them():
-    """All other sources stand behind them where they stood before."""
+    """All other sources have the same cursors after the skipped steps as before."""
     mix = a_mix(sources=NAMES[:1], rows=8, length=16)
     source = ParquetSource(type="parquet", path="new/*.parquet", tokens="tokens")
     added = History(mix).edited(AddSource(name="new", source=source, weight=1), 3)
@@ -375,7 +375,7 @@ def test_what_lies_before_skipped_steps_changes_no_more_and_a_skip_is_undone_at_
     )
     with pytest.raises(StateError, match="checkpoint of step 4 or before"):
         require_reached(history, later, 0)
-    # One that was saved under the skip is of another run also where no step was planned behind it.
+    # A state that was saved under the skip belongs to another run, even if no step was planned after it.
     with pytest.raises(StateError, match="edit 2 was made afterwards and holds from step 4"):
         require_reached(undone, replace(later, mix_revision=1), 1)
 

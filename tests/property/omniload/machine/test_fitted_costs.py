@@ -132,7 +132,7 @@ def test_machine_fits_wait_for_an_edit_of_a_step_to_come(seed, at):
     )
 
     assert digests == reference_digests(simulation.history, EPOCHS, num_steps=STEPS)
-    # A fit of before may be of a step that was taken back for the change: it stays, and deals rows alone.
+    # An earlier fit may be of a step that was taken back for the change: it stays, and only deals rows.
     edits = simulation.history.edits
     asked = [n for n, edit in enumerate(edits) if edit.change == change]
     steps = [edit.step for edit in edits[asked[0] if asked else 0 :]]

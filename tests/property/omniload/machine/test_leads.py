@@ -26,7 +26,7 @@ ANSWER_S = 0.5
 
 
 class Job:
-    """A trainer, a planner and a loader that reads each source in its own time; nothing else takes any."""
+    """A trainer, a planner and a loader that reads each source in its own time; nothing else takes time."""
 
     name = "loader-0"
 

@@ -1,4 +1,4 @@
-"""However costs lie: every source is with one loader, and the busiest loader is near the best that can be."""
+"""For any costs, every source is with one loader, and the load of the busiest loader is near the optimum."""
 
 from itertools import product
 

@@ -30,9 +30,9 @@ def test_a_pace_lies_between_that_of_the_quickest_steps_and_that_of_the_slowest(
         for _ in range(count):
             now_s, step = now_s + took_s * stride, step + stride
             pace.reach(step, now_s)
-            if data.draw(st.booleans()):  # said again, by whichever message
+            if data.draw(st.booleans()):  # repeated by any message
                 pace.reach(step, now_s + took_s * stride * 0.9)
-        if data.draw(st.booleans()):  # a planner took over, and is not as far
+        if data.draw(st.booleans()):  # a planner took over that has not reached this step
             step, now_s = data.draw(st.integers(0, step)), now_s + 600.0
             pace.reach(step, now_s)
 
@@ -41,7 +41,7 @@ def test_a_pace_lies_between_that_of_the_quickest_steps_and_that_of_the_slowest(
 
 
 class Job:
-    """One source, of which each read takes so much of the time as it is work for the readers that there are."""
+    """One source, whose reads take the share of time that its work requires of the present readers."""
 
     def __init__(self, readers=1):
         self.scaler, self.now_s = ReaderScaler(cores=16, most=8), 0.0

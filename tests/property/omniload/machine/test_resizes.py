@@ -1,6 +1,6 @@
 """Ranks join and leave while a simulated job runs, with kills and late messages: the same samples in every step.
 
-The model is ``reference_digests``, which knows of no rank at all.
+The model is ``reference_digests``, which has no ranks.
 """
 
 import json
@@ -85,7 +85,7 @@ def trained(simulation):
 def test_every_step_is_the_one_that_the_mix_alone_decides_whatever_ranks_there_are(
     mix, world, others, elsewhere, later, lengths, data
 ):
-    """No piece is lost or handed out twice, and a run resumes with other ranks, which change too."""
+    """No piece is lost or repeated, and a run resumes with other ranks, which change too."""
     run, digests = simulated(mix, lengths, world, resizes=others)
 
     assert digests == reference_digests(mix, lengths, num_steps=STEPS)

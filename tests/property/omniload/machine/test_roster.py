@@ -94,7 +94,7 @@ class Plane:
                     self.handle(MemberEnded(member, "killed"))
                 case "place" | "moves":
                     self.handle(PlaceFound(member, may_hold=what == "moves"))
-                case "meanwhile":  # while places are tried for all of its role
+                case "meanwhile":  # while places are tried for all members of its role
                     for each in [m for m in self.living if m.role == member.role]:
                         self.handle(PlaceFound(each))
                     self.handle(MemberEnded(member, "killed"))

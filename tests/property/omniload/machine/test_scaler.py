@@ -89,7 +89,7 @@ def test_however_mix_and_occupancy_swing_changes_stay_within_the_allowance_in_an
 
 @few(12, soak=200)
 @given(st.lists(st.floats(0, 2), min_size=1, max_size=8), st.booleans())
-@example([0.5, 0.5, 0.125], True)  # two loaders passed the last one to and fro
+@example([0.5, 0.5, 0.125], True)  # earlier, two loaders passed the last source back and forth
 def test_under_a_steady_load_loaders_come_to_rest(steady, is_waited):
     plane = Plane(len(steady))
 
@@ -116,7 +116,7 @@ READS_AT_ONCE = 4
     st.sampled_from([0.0, 0.5, 1.0]),
 )
 @example([1.0] * 8, 1.0, 0.0)
-@example([1.0] * 16, 0.3, 0.0)  # a store that is as slow for twice as many
+@example([1.0] * 16, 0.3, 0.0)  # a store that is equally slow for twice as many reads
 def test_sources_that_wait_for_a_store_come_to_rest_wherever_they_were_moved(
     waits, gives, still_there
 ):
@@ -137,13 +137,13 @@ def test_sources_that_wait_for_a_store_come_to_rest_wherever_they_were_moved(
             plane.look([0.01] * len(waits), filled=filled())
         return len(plane.changed_s)
 
-    # The first change, and once more after an hour in which it has kept them full.
+    # The first change comes, and another one after an hour in which it has kept them full.
     for _ in range(HOURS_TO_REST):
         before = an_hour()
 
     assert an_hour() == before
     if gives == 1.0 and still_there == 0.0 and max(waits) <= 1 and len(waits) <= 12:
-        # Nothing is left to wait for another, where loaders enough may be.
+        # No read waits for another if enough loaders are allowed.
         assert not any(
             sum(waits[s] for s in each) > READS_AT_ONCE for each in plane.sources_of.values()
         )

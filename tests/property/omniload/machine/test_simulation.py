@@ -1,4 +1,4 @@
-"""Whatever the ranks, loaders, constructors, prefetching and the order of messages: the same batches."""
+"""For any ranks, loaders, constructors, prefetching and order of messages: the same batches."""
 
 import json
 from typing import get_args
@@ -22,7 +22,7 @@ from tests.support.plane.simulation import Simulation
 STEPS = 5
 
 records = st.lists(st.integers(1, 50), min_size=1, max_size=3) | st.just([])
-# One record at least gives a sample that fits a row: a barren source is refused, elsewhere.
+# At least one record gives a sample that fits a row; other tests cover sources that are refused without any.
 epochs = st.lists(records, max_size=8).map(lambda rows: [[9], *rows])
 overlongs = st.sampled_from([None, "split", "truncate", "drop"])
 
@@ -114,7 +114,7 @@ def require_labels_as_batches_say(run):
 
 
 def require_each_row_once(run):
-    """Find that no row is handed out twice or kept back."""
+    """Check that no row is repeated or missing."""
     for step in range(STEPS):
         rows = [
             len(microbatch.tokens_RT)
@@ -126,7 +126,7 @@ def require_each_row_once(run):
 
 
 def require_journal_folds(run):
-    """Find that the journal folds to the planner's own states, by the stages of the file alone."""
+    """Check that the journal folds to the planner's own states, by the stages of the file alone."""
     stages, names = run.mix.mix.stages, run.mix.names
     steps = [StepRecord.from_json(json.loads(json.dumps(r)), names) for r in run.journal]
     for step, state in run.states.items():

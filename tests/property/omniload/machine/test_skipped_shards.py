@@ -41,7 +41,7 @@ def skipped(name, number):
 
 @st.composite
 def changes(draw):
-    """Changes of which most leave a shard out, or take that back; each source keeps shard 0, which gives samples."""
+    """Changes, most of which leave a shard out or take that back; each source keeps shard 0, which gives samples."""
     asked = draw(other_changes())
     for _ in range(draw(st.integers(1, 4))):
         name, number = draw(st.sampled_from(NAMES)), draw(st.integers(1, SHARDS - 1))
@@ -80,7 +80,7 @@ def test_of_a_shard_only_what_is_begun_is_drawn_and_of_the_others_each_record_on
     trained = [k for at, keys in keys_by_step(simulation).items() if at < until for k in keys]
     waiting = {(mix.names.index(row[0]), *row[1:3]) for row in last["carried"]}
     drawn = {k[:3] for k in trained} | waiting
-    # The record that step stands in may be begun; what lies before it may be of any shard.
+    # The record at the step's cursor may have begun; earlier records may be of any shard.
     begun = (
         tuple(simulation.states[step]["sources"][name]["cursor"])
         if step in simulation.states
@@ -131,7 +131,7 @@ def test_steps_are_skipped_of_a_run_that_leaves_shards_out(
 @few(5, soak=50)
 @given(st.sampled_from([1, 4]), st.integers(0, 1 << 30))
 def test_loaders_hold_nothing_of_a_shard_that_is_left_out(prefetch, seed):
-    """A shard may be larger than memory: all of it lies between two records that are drawn."""
+    """A shard may be larger than memory, and all of it may lie between two drawn records."""
     mix = a_mix(sources=NAMES, rows=2, length=16, runtime={"prefetch_steps": prefetch})
     large = 20_000
     lengths = [[[4] if shard == 0 else [large] for shard in range(SHARDS)]] * 3

@@ -1,6 +1,6 @@
 """Stages that wait for epochs begin at one step in every run, as if the file named that step.
 
-The model is a file that dates its stages by the steps that were found: it knows no epochs.
+The model is a file that gives its stages the steps that were found; it has no epochs.
 """
 
 import json
@@ -47,7 +47,7 @@ PARTS = [0.3, 0.5, 1, 1.5, 2]
 
 @st.composite
 def mixes(draw, stop="never"):
-    """One or two stages by epochs, behind one by steps or none; each may be ramped to."""
+    """One or two stages by epochs, after a stage by steps or none; each may have a ramp."""
     # Draw no more of a source than a run that repeats none would reach.
     most = {"each_once": 1, "first_exhausted": 0.5}.get(stop, 2)
     parts = st.sampled_from([part for part in PARTS if part <= most])
@@ -113,13 +113,13 @@ def simulated(mix, lengths, world, **more):
 
 
 def begun(history):
-    """Return the step that each stage of the file began at: what edits of earlier steps took back was found anew."""
+    """Return the step at which each stage of the file began; one that an earlier edit took back is found again."""
     found = {}
     for edit in history.edits:
         undone = edit.undoes and history.edits[edit.undoes - 1]
         found = {stage: began for stage, began in found.items() if began.step <= edit.step}
         if undone and isinstance(undone.change, SkipSteps):
-            # Steps are drawn after all: what began behind them is found anew.
+            # Steps are drawn after all, so stages that began after them are found again.
             found = {n: e for n, e in found.items() if e.revision < undone.revision}
         if isinstance(edit.change, BeginStage):
             found[edit.change.stage] = edit
@@ -148,10 +148,10 @@ def is_sound(history):
 
 
 def require_due(history, states, lengths):
-    """Hold the steps that stages began at to the words of the manual: the first with every record behind it."""
+    """Compare the steps at which stages began with the manual: the first step with every record before it."""
     stages = history.base.mix.stages
     for number, step in begun(history).items():
-        if step not in states:  # due where the steps end, as it would be in a longer run
+        if step not in states:  # due where the steps end, as in a longer run
             continue
 
         def is_over(at, epochs=stages[number].from_epochs):
@@ -172,7 +172,7 @@ def require_due(history, states, lengths):
 
 
 def first_due(history, states, lengths, fingerprint):
-    """Return the step that each stage begins at by the words of the manual, where no edit changes weights."""
+    """Return the step at which each stage begins by the manual, if no edit changes weights."""
 
     def is_over(step, epochs):
         saved = state_of(states[step], history, fingerprint)
@@ -250,7 +250,7 @@ def test_a_run_that_comes_to_its_end_is_that_of_a_file_with_the_steps_that_were_
     plain, again = simulated(dated(found), lengths, other, edits=history.edits)
     assert again == digests
     assert plain.history.edits == history.edits
-    # One may be due where the data ends: there it begins behind the last step.
+    # A stage may be due where the data ends; it then begins after the last step.
     steps = {stage: step for stage, step in begun(found).items() if step < len(digests)}
     fingerprint = simulation.planner.fingerprint
     assert steps == first_due(found, simulation.states, lengths, fingerprint)
@@ -264,7 +264,7 @@ def test_a_run_that_is_killed_begins_its_stages_where_it_would_have(
     first, digests = simulated(mix, lengths, world)
     at = data.draw(st.sampled_from(sorted(first.states)))
     saved = json.loads(json.dumps(first.states[at]))
-    # The folder may be gone: then the state's own edits are all that is known.
+    # The folder may be gone, and then only the state's own edits are known.
     history = data.draw(st.sampled_from([first.history, History(mix, edits_in(saved))]))
     state = state_of(saved, history, first.planner.fingerprint)
     revision = len(edits_in(saved))
@@ -327,7 +327,7 @@ def test_steps_and_shards_that_are_skipped_have_stages_begin_where_the_rest_come
         return
 
     plain = History(dated(second.history))
-    # No stage has begun by an edit there: the state is one of the file as it was.
+    # No stage has begun by an edit there, so the state is one of the unchanged file.
     behind = None if behind is None else replace(behind, mix_revision=0)
     plain = plain.edited(change, first_step, behind=behind, at_rest=True)
     assert digests[:at] + rest == reference_digests(plain, lengths, num_steps=STEPS)

@@ -35,7 +35,7 @@ packs = st.sampled_from([None, None, *PACKS])
 
 @st.composite
 def amounts(draw, num_records):
-    """One amount, of a record at least."""
+    """One amount, of at least one record."""
     kind = draw(st.sampled_from(["epochs", "samples", "tokens"]))
     if kind == "epochs":
         return {kind: draw(quarters.filter(lambda n: n * num_records >= 1))}
@@ -69,7 +69,7 @@ def worlds(draw, whole_epochs=False):
 
 
 def wanted_of(world, source):
-    """Count the tokens of an amount off the records of its source, one after another."""
+    """Count the tokens of an amount in the records of its source, one after another."""
     mix = world["mix"]
     amount, rows = mix.mix.amounts[mix.names[source]], world["epochs"][source]
     truncates = mix.pack.overlong == "truncate"
@@ -95,14 +95,14 @@ def wanted_of(world, source):
 def test_of_every_source_exactly_its_amount_is_trained_on_wherever_the_run_is_resumed(
     world, first_read, elsewhere, data
 ):
-    """The journal folds to the planner's states, too: each run is looked at from all sides."""
+    """The journal must also fold to the planner's states: each run is checked for all promises."""
     run, digests = simulated(world, first_read)
 
     wanted = sum((wanted_of(world, s) for s in range(len(world["epochs"]))), Counter())
     assert trained(run) == wanted
     require_journal_folds(run)
 
-    if not run.states:  # a part of an epoch whose records hold no sample
+    if not run.states:  # a part of an epoch whose records give no sample
         assert not wanted
         return
     at = data.draw(st.sampled_from(sorted(run.states)))
@@ -158,7 +158,7 @@ def test_all_sources_are_as_far_as_each_other_in_every_step(one, other, tokens):
         assert not isinstance(found, Starved)
         state = found.after
         parts = [drawn / whole for drawn, whole in zip(state.drawn_S, wanted, strict=True)]
-        # One draw of either: a record, and sixteen tokens.
+        # One draw of either source: a record, and sixteen tokens.
         assert abs(parts[0] - parts[1]) <= 1 / wanted[0] + 2 * LENGTH / wanted[1] + 1e-6
     assert state.drawn_S[0] == wanted[0]
     assert tokens <= state.drawn_S[1] < tokens + LENGTH

@@ -39,7 +39,7 @@ def test_integer_weights_have_one_sum_and_keep_every_weight_above_zero(weights):
 
 
 def strays_of(weights_S, columns, drawn):
-    """Return, after every sample, how far every source is from its share, ``[N, S]``, in tokens."""
+    """Return the distance of every source from its share after every sample, ``[N, S]``, in tokens."""
     taken = [0] * len(columns)
     lengths = []
     for s in drawn.sources_N.tolist():
@@ -59,7 +59,7 @@ def test_every_source_stays_within_one_longest_sample_of_its_share_after_every_s
     drawn = draw(columns, weights_S, [0] * len(columns), budget=60 * longest)
 
     strays = strays_of(weights_S, columns, drawn)
-    # A thousandth of a token for the rounding of this test's own floating point.
+    # A thousandth of a token allows for the floating-point rounding of this test.
     assert strays.max(initial=0) <= longest + 1e-3
     assert strays.min(initial=0) >= -longest - 1e-3
 
@@ -76,7 +76,7 @@ def test_credits_sum_to_zero_and_are_what_the_strays_say(given_draw):
 
 
 def by_the_paper(weights_S, columns, budget):
-    """WF2Q as Bennett and Zhang have it, in fractions: all flows are backlogged, and the link serves a token a second.
+    """Compute WF2Q as Bennett and Zhang define it, in fractions: all flows are backlogged, and a token takes a second.
 
     In the fluid system that it follows, every flow is served at its rate at all times. So packet k of a flow starts
     there when the packets before it are done at that rate, and is done its length over the rate later. Among the
@@ -149,7 +149,7 @@ def test_weights_by_samples_are_met_within_one_sample(given_draw):
 
 @st.composite
 def any_draws(draw_from):
-    """Whatever ``draw`` may be asked, from tables that run out in the middle to credits that sum to anything."""
+    """Any input of ``draw``, from tables that run out in the middle to credits with any sum."""
     num = draw_from(st.integers(1, 12))
     rng = np.random.default_rng(draw_from(st.integers(0, 1 << 30)))
     spread = draw_from(st.sampled_from([0.1, 3, 20]))

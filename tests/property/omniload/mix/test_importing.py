@@ -1,4 +1,4 @@
-"""Whatever a file of another tool holds, it is a mix or a fault that names its key: never a traceback."""
+"""Any file of another tool becomes a mix or a fault that names its key, never a traceback."""
 
 from contextlib import suppress
 
@@ -55,7 +55,7 @@ def test_any_document_is_a_mix_or_a_fault(tmp_path_factory, tool, document):
         file=tmp_path_factory.getbasetemp() / "file.yaml", report=report, end_of_document=0
     )
     sizes = {"row_tokens": 8, "step_tokens": 64, "micro_tokens": None, "seed": None}
-    # Any other error is a fault of ours, and fails the test.
+    # Any other error is a defect of ours, and fails the test.
     with suppress(ConfigError):
         found = read_as(tool, document, asked)
         report.raise_faults("file.yaml")

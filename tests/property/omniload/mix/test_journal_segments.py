@@ -1,4 +1,4 @@
-"""A journal on a store that loses, repeats, delays and tears puts, and planners that do not know that they are stale.
+"""A journal on a store that loses, repeats, delays and tears puts, with planners that do not know they are stale.
 
 The model is a text: the records that planners know to be durable. A store shows every put that was acknowledged, as
 S3 and HDFS do. A put without acknowledgement may appear at any later moment, even torn, or never.
@@ -45,7 +45,7 @@ class LateStore(MemoryStore):
 
 
 class Planners(RuleBasedStateMachine):
-    """Planners that write to one journal, the last of which holds it."""
+    """Planners that write to one journal; the last of them owns it."""
 
     @initialize()
     def begin(self):

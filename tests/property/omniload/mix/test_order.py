@@ -121,7 +121,7 @@ def test_first_rows_of_a_block_are_uniform_over_epochs():
 )
 def test_places_of_draws_are_those_of_a_stable_sort(near, far, at_once):
     """This must also work if a chunk ends between draws that are equal."""
-    # Alike in all bits but a few low ones, or in every bit: what draws of a source are once in a long while.
+    # The draws agree in all bits but a few low ones, or in every bit, which is rare in a real source.
     draws = np.array([*(high + low for high, low in near), *far], np.uint64)
     patched = pytest.MonkeyPatch()
     patched.setattr(order_module, "_AT_ONCE", at_once)

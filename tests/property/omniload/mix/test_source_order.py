@@ -1,4 +1,4 @@
-"""The order of the keys of a mix file means nothing: not to the samples, not to their numbers, not to a resume."""
+"""The order of the keys of a mix file has no effect on samples, on their numbers or on a resume."""
 
 from functools import cache
 from pathlib import Path
@@ -25,7 +25,7 @@ orders = st.permutations(NAMES)
 
 
 def a_file(order, *, length):
-    """Return the text of a mix whose mappings all stand in ``order``."""
+    """Return the text of a mix whose mappings are all in ``order``."""
     stages = [
         {"from_step": 0, "weights": dict.fromkeys(order, 0.1)},
         {
@@ -50,7 +50,7 @@ def a_file(order, *, length):
 
 @cache
 def corpus():
-    """Write sources of documents of one length, as data tokenised in advance has it, and of several lengths."""
+    """Write sources of documents of one length, as in data tokenised in advance, and of several lengths."""
     folder = Path(mkdtemp(prefix="omniload-test-order-"))
     for number, name in enumerate(NAMES):
         rng = np.random.default_rng(number)

@@ -1,4 +1,4 @@
-"""A split has the documents whose key says so: none twice, none lost, whatever else is chosen."""
+"""A split has the documents whose key decides so: none repeated, none lost, whatever other options are chosen."""
 
 from fractions import Fraction
 from functools import cache
@@ -55,14 +55,14 @@ def text_of(i):
 
 
 def split_of(known_by):
-    """Return the split of a document by the rule as the page states it."""
+    """Return the split of a document by the rule on the page."""
     place = xxhash.xxh3_64_intdigest(known_by) / 2**64
     return "eval" if place < 0.1 else "test" if place < 0.35 else "train"
 
 
 @cache
 def corpus():
-    """Write the same documents in each format that has columns and two orders of shards; return its part of a mix."""
+    """Write the same documents in each format with columns, in two orders of shards; return the mix file's entries."""
     folder = Path(mkdtemp(prefix="omniload-test-splits-"))
     sources = {}
     for order, step in (("rising", 1), ("mixed", 77)):
@@ -123,7 +123,7 @@ def test_a_source_gives_the_documents_of_its_split_and_no_others(kind, order, ke
 
 @cache
 def mixed_corpus():
-    """Write three sources of token documents, the first token of each its number; the smallest holds nothing out."""
+    """Write three sources of token documents, whose first token is their number; the smallest holds out nothing."""
     folder = Path(mkdtemp(prefix="omniload-test-held-out-"))
     rng = np.random.default_rng(5)
     number = 0
@@ -159,7 +159,7 @@ def a_mix(seed):
 
 
 def documents_of(mix, ranks, state=None, until=None):
-    """Return the number of every document that the ranks are handed, in step order, and the last state."""
+    """Return the number of every document that the ranks receive, in step order, and the last state."""
     spec = PlaneSpec(
         mix=mix,
         base_dir=mixed_corpus()[0],

@@ -29,7 +29,7 @@ def levels(draw, names, whole, kind, depth=0):
         count = draw(st.integers(1, len(names))) if depth < 2 else 1
         taken, names = names[:count], names[count:]
         stated = 0
-        # The last one has a weight: something is always left for it.
+        # The last entry has a weight, so a rest is always left for it.
         if names and left > 20 * len(NAMES) and draw(st.booleans()):
             stated = draw(st.integers(10 * len(taken), left // 2))
             left -= stated
@@ -44,7 +44,7 @@ def levels(draw, names, whole, kind, depth=0):
 
 
 def sums(entries, found, at=()):
-    """Return what each entry came to, with its sources, as ``{(name, ...): amount}``."""
+    """Return the amount of each entry, with its sources, as ``{(name, ...): amount}``."""
     of = {}
     for name, entry in entries.items():
         if isinstance(entry, dict) and "of" in entry:
@@ -76,7 +76,7 @@ def require_divided(entries, whole, kind, of, at=()):
 
 @given(st.integers(2, 8), st.sampled_from(["samples", "tokens"]), st.data())
 def test_amounts_are_taken_first_and_weights_share_the_rest_to_the_last_token(num, kind, data):
-    # A weight is a part in 8,000 of its level at least: 10,000 two levels below.
+    # A weight is at least a part in 8,000 of its level, so two levels below it is 10,000.
     whole = data.draw(st.integers(10**12, 10**14))
     entries = data.draw(levels(NAMES[:num], whole, kind))
 

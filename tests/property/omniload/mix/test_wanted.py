@@ -1,4 +1,4 @@
-"""A file is followed whatever edits were set for steps to come: it holds up to them, and is asked for once."""
+"""A file is followed, whatever edits are set for coming steps: it applies up to them, and its request comes once."""
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ WEIGHTS = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 9), min_size=1)
 
 @st.composite
 def stages_of_files(draw):
-    """Draw the stages of a run's file, and what another file says in their place."""
+    """Draw the stages of a run's file, and the stages of another file."""
     steps = sorted(draw(st.sets(st.integers(2, 60), max_size=3)))
     first = {"from_step": 0, "weights": dict.fromkeys(NAMES, 2)}
     stages = [first, *({"from_step": step, "weights": draw(WEIGHTS)} for step in steps)]

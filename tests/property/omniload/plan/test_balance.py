@@ -29,7 +29,7 @@ def problems(draw):
 
 
 def longest_first(costs_N, num_bins):
-    """The plain model: from the largest on, always to the lightest bin."""
+    """Deal by the plain model: from the largest on, always to the lightest bin."""
     loads = [0.0] * num_bins
     for cost in sorted(costs_N.tolist(), reverse=True):
         loads[loads.index(min(loads))] += cost
@@ -66,7 +66,7 @@ def test_balance_methods_dealt_to_in_rounds_get_what_they_get_one_by_one(problem
 
 
 def least_heaviest(costs_N, num_bins):
-    """The optimum, by trying every dealing."""
+    """Return the optimum, by trying every dealing."""
     return min(
         max(sum(costs_N[np.array(dealt) == b]) for b in range(num_bins))
         for dealt in product(range(num_bins), repeat=len(costs_N))

@@ -1,4 +1,4 @@
-"""Bins as lists and as arrays make the same exchanges; buckets dealt together go where each by itself would."""
+"""Bins as lists and as arrays make the same exchanges; buckets dealt together end as if dealt one by one."""
 
 from itertools import islice
 
@@ -14,7 +14,7 @@ from omniload.plan.placement import Distribution, place
 
 @st.composite
 def dealings(draw):
-    """Costs, a bin of each, and counts that the bins keep."""
+    """Costs, the bin of each, and counts that the bins keep."""
     num_bins, each = draw(st.integers(2, 30)), draw(st.integers(1, 5))
     rng = np.random.default_rng(draw(st.integers(0, 999)))
     costs = rng.integers(0, 5_000, num_bins * each).astype(float)

@@ -1,4 +1,4 @@
-"""The forecast agrees with adding up every step."""
+"""The forecast agrees with the sum of every step."""
 
 import numpy as np
 from hypothesis import given
@@ -38,7 +38,7 @@ sizes = st.builds(
 
 
 def added_up(mix, held, step, tokens_per_step):
-    """The plain model: one step after the other."""
+    """Compute the plain model: one step after another."""
     total = np.zeros(3)
     for k in range(step):
         shares = np.asarray(weights_at(mix.mix.stages, mix.names, k))

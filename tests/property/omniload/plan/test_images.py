@@ -1,4 +1,4 @@
-"""Images dealt apart from rows: each encoded once, each embedding lands at its placeholder, rows as without them."""
+"""Images dealt apart from rows: each is encoded once, each embedding lands at its placeholder, rows stay the same."""
 
 import math
 from dataclasses import dataclass, fields, replace
@@ -28,12 +28,12 @@ from omniload.plan.strategies import PlacementRequest, balanced, hybrid, placed_
 from tests.support.plane.builders import a_mix
 
 LENGTH = 96
-"""A multiple of 2 * cp for each cp that is drawn."""
+"""A multiple of 2 * cp for each drawn cp."""
 
 
 @st.composite
 def a_step(draw, least=0):
-    """Return rows of documents, each the text that it begins with and its images, as (text before, tokens) each."""
+    """Return rows of documents, each as the text at its start and its images, as (text before, tokens) each."""
     image = st.tuples(st.integers(0, 4), st.integers(1, 6))
     document = st.tuples(st.integers(1, 24), st.lists(image, min_size=least, max_size=2))
     row = st.lists(document, min_size=1 + least, max_size=2)
@@ -71,7 +71,7 @@ def request_of(images, num_rows, tree, rows_per_microbatch=2):
 
 @st.composite
 def some_sizes(draw, axes):
-    """Return sizes of axes in any order, of up to 12 ranks; the first ones named are the largest."""
+    """Return sizes of axes in any order, of up to 12 ranks; the first named axes are the largest."""
     sizes, left = {}, 12
     for axis in axes:
         sizes[axis] = draw(st.integers(1, min(3, left)))
@@ -88,7 +88,7 @@ def a_tree(draw):
 
 @dataclass
 class Mesh:
-    """torch's mesh, as this rank sees it."""
+    """A fake of torch's mesh, as this rank sees it."""
 
     mesh_dim_names: tuple[str, ...]
     mesh: np.ndarray
@@ -111,7 +111,7 @@ def a_mesh(draw):
 
 
 def planned(rows, tree):
-    """Return what hybrid makes of a step: its request, placement, images and plan of them, and its boundaries."""
+    """Return hybrid's result for a step: its request, placement, images and plan of them, and its boundaries."""
     pieces, offsets, images = tables_of(rows)
     request = request_of(images, len(rows), tree)
     graph = DGraph.of_rows(pieces.lengths_P, offsets, {"sources": pieces.sources_P})
@@ -125,12 +125,12 @@ def planned(rows, tree):
 
 
 def embedding_of(image, number):
-    """Return a number that no other embedding of the step has."""
+    """Return a number that differs for all embeddings of the step."""
     return image * LENGTH + number
 
 
 def wanted_in(rows, step, dp, microbatch):
-    """Return the rows of a dp rank laid out by hand, ``[R, T]``: the embedding that belongs at each place, or -1."""
+    """Return the rows of a dp rank laid out by hand, ``[R, T]``: the embedding of each place, or -1."""
     _, placement, images, _, offsets, pieces = step
     found = np.full((len(rows), LENGTH), -1)
     for i, row in enumerate(placement.members_of(dp, microbatch).tolist()):
@@ -144,7 +144,7 @@ def wanted_in(rows, step, dp, microbatch):
 
 
 def shares_of(step, dp, microbatch, part):
-    """Return the shares of a dp rank's ranks as one, from the part of the plan that its constructor has."""
+    """Return the joined shares of a dp rank's ranks, from its constructor's part of the plan."""
     images = step[2]
     shares = []
     for route in routes_of(part, dp, microbatch):
@@ -170,7 +170,7 @@ def shares_of(step, dp, microbatch, part):
 
 
 def exchanged(shares_W):
-    """Return what each rank's first layer gets, place by place, after an all-to-all by hand."""
+    """Return the input of each rank's first layer, place by place, after a hand-made all-to-all."""
     boxes = {}
     for rank, share in enumerate(shares_W):
         made = share.images_I.values_V
@@ -189,7 +189,7 @@ def exchanged(shares_W):
 
 
 def require_landed(rows, step, places_W, found_W, microbatch):
-    """Require that each embedding is in the slice that holds its placeholder, once, at the rank that fetches."""
+    """Require that each embedding is once in the slice with its placeholder, at the rank that fetches."""
     cp = step[0].tree.size_of("cp")
     for (dp, cp_rank, fetches), found in zip(places_W, found_W, strict=True):
         whole = wanted_in(rows, step, dp, microbatch)

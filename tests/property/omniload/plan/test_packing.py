@@ -41,7 +41,7 @@ def test_no_row_is_overfull_and_what_is_carried_fits_nowhere(pool):
 
 
 def fullest_with_room(lengths, first, num_rows, capacity):
-    """The plain model: look at every row for every piece."""
+    """Compute the plain model: look at every row for every piece."""
     free, rows = [capacity] * num_rows, [CARRIED] * len(lengths)
     rest = sorted(range(first, len(lengths)), key=lambda p: (-lengths[p], p))
     for p in [*range(first), *rest]:
@@ -124,7 +124,7 @@ def corpora(draw):
 
 
 class Steps:
-    """Membership of step after step, as something that can be resumed."""
+    """Membership of step after step, as an object that can be resumed."""
 
     def __init__(self, mix, epochs, saved=None, *, known=64):
         self.mix, self.epochs, self.known = mix, epochs, known

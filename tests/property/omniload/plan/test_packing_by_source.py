@@ -55,7 +55,7 @@ def cuts(mix, source):
 
 
 def tokens_of(pieces):
-    """The tokens of each piece, as ``(source, position, sub, token)``."""
+    """Return the tokens of each piece, as ``(source, position, sub, token)``."""
     return [[(s, p, k, t) for t in range(start, stop)] for s, p, k, start, stop, _ in pieces.rows()]
 
 
@@ -98,7 +98,7 @@ def by_the_model(mix, carried, fresh):
 
 @st.composite
 def pools(draw):
-    """A mix, pieces that are carried and pieces that are drawn, in the order of their sources."""
+    """A mix, carried pieces and drawn pieces, in the order of their sources."""
     mix = draw(mixes())
     lengths = draw(st.lists(st.tuples(st.integers(0, 2), st.integers(1, LENGTH)), max_size=40))
     rows = [(s, i, 0, 0, n, n) for i, (s, n) in enumerate(lengths)]
@@ -170,7 +170,7 @@ def test_where_all_are_alike_rows_are_those_of_best_fit(pool):
     )
     both = PieceTable.concatenated([carried, fresh])
     first = int((carried.sources_P < 2).sum())
-    both = both.take(np.flatnonzero(both.sources_P < 2))  # none of the source that is cut
+    both = both.take(np.flatnonzero(both.sources_P < 2))  # without the source that is cut
 
     if not len(both):
         return

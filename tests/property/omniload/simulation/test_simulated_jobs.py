@@ -61,7 +61,7 @@ def jobs(draw):
             "prefetch_steps": draw(st.sampled_from([1, 4, 8])),
             "loaders": draw(st.integers(0, 2)),
         },
-        # Said for both: what measured costs ask for may be any other number.
+        # Set for both, because measured costs could ask for any other number.
         loader={"readers": {name: draw(st.integers(1, 3)) for name in ("code", "web")}},
     )
     ranks = draw(st.sampled_from([1, 2, 4, 16]))
@@ -143,7 +143,7 @@ def test_no_host_works_more_than_its_cores_and_no_step_is_shorter_than_it_takes(
     assert found.memory.first_cores <= job.cores * 1.001
     assert found.memory.other_cores <= job.cores * 1.001
     steps_s = job.steps * (job.step_s + found.waits.mean_s)
-    # Ranks that trained wake one after the other where there are fewer cores than ranks: waits count from then.
+    # Ranks that trained wake one after another if there are fewer cores than ranks; waits count from then.
     ranks = job.spec.tree.size_of("dp") if job.step_s else 1
     assert found.seconds >= steps_s * 0.99 - 1e-6
     assert found.seconds <= (steps_s + (ranks - 1) * job.steps * found.waits.longest_s) * 1.01

@@ -1,4 +1,4 @@
-"""Rows of token ids, masks and scores, spoilt anyhow: each is a sample as it is written, or a counted bad record."""
+"""Rows of token ids, masks and scores with any damage: each is a sample as written, or a counted bad record."""
 
 import math
 from collections import Counter

@@ -28,7 +28,7 @@ TEMPLATE = (
 PICTURES = [png_of(ramp(4 * rows, 4 * columns)) for rows, columns in ((1, 1), (2, 1), (2, 3))]
 PLAIN = an_images_transform().model_dump()
 
-# No marker, and no byte that stands for an image.
+# Without the marker, and without the byte that stands for an image.
 texts = st.text(
     st.characters(exclude_categories=["Cs", "Cn"], exclude_characters="[<\x07"), max_size=10
 )
@@ -41,7 +41,7 @@ WORDS = {"marker": "[IMG]", "before": "\n\n(é", "after": ")\n"}
 
 
 def rendered(chat, image="<image>"):
-    """Return a conversation's text with ``<image>`` where images belong, and who says each letter, by hand."""
+    """Return a conversation's text with ``<image>`` at the images, and the speaker of each letter, made by hand."""
     text, spans = "", []
     for asked, said in chat:
         text += "user\n" + "".join(p if isinstance(p, str) else image for p in asked) + ";\n"
@@ -147,14 +147,14 @@ def test_samples_are_those_of_a_text_with_images_that_was_rendered_by_hand(
         expected = read(folder, [text for text, _ in by_hand], images, [PLAIN], None)
 
     for i, (text, spans) in enumerate(by_hand):
-        # A document of text has its end behind it, and a conversation has what its template writes.
+        # A document of text gets an end token; a conversation has only the tokens of its template.
         assert whole.tokens[i].tolist() == expected.tokens[i][:-1].tolist()
         for name in ("images", "grids", "image_places"):
             assert np.array_equal(whole.others[name][i], expected.others[name][i])
         mask = whole.others["loss_mask"][i]
         assert not (whole.tokens[i][mask] == PLACEHOLDER).any()
         assert bytes(whole.tokens[i][mask].astype(np.uint8)) == trained_of(text, spans, image)
-    # Cut to rows, nothing is lost, and no image is cut.
+    # When samples are cut to rows, nothing is lost, and no image is cut.
     for name in ("loss_mask", "images", "grids"):
         assert np.array_equal(ours.others[name].values_V, whole.others[name].values_V)
     assert np.array_equal(ours.tokens.values_V, whole.tokens.values_V)
@@ -221,6 +221,6 @@ def test_a_spoilt_conversation_is_a_sample_or_a_bad_record_and_others_stay(chat,
         marked = np.zeros(len(block.tokens[i]), np.bool_)
         for first, count in block.others["image_places"][i].reshape(-1, 2).tolist():
             marked[first : first + count] = True
-        # Whatever stands in a text: no placeholder without an image, and none that is trained on.
+        # Whatever a text contains, no placeholder is without an image, and none is trained on.
         assert np.array_equal(marked, block.tokens[i] == PLACEHOLDER)
         assert not (marked & block.others["loss_mask"][i]).any()

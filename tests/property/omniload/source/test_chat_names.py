@@ -1,4 +1,4 @@
-"""A conversation of other names is the same sample as one with ``role`` and ``content``, in every format."""
+"""A conversation with other names is the same sample as one with ``role`` and ``content``, in every format."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""CSV against Python's own reader: any fields, cut into units anywhere."""
+"""CSV compared with Python's own reader: any fields, cut into units anywhere."""
 
 import csv
 import gzip
@@ -42,7 +42,9 @@ def texts_of(path, **keys):
     is_ended=st.booleans(),
 )
 def test_rows_are_those_that_python_reads(path, rows, unit, quoting, end, chunk, is_ended):
-    if quoting == csv.QUOTE_MINIMAL:  # Python leaves a carriage return alone unquoted: refused
+    if (
+        quoting == csv.QUOTE_MINIMAL
+    ):  # Python leaves a single carriage return unquoted, which we refuse
         rows = [tuple(field.replace("\r", "") for field in row) for row in rows]
     out = io.StringIO(newline="")
     writer = csv.writer(out, quoting=quoting, lineterminator=end)

@@ -1,4 +1,4 @@
-"""Samples cut to rows: nothing is lost, no image is cut, every part fits."""
+"""Samples cut to rows: nothing is lost, no image is cut, and every part fits."""
 
 import numpy as np
 from hypothesis import given
@@ -14,7 +14,7 @@ ROW = 12
 
 @st.composite
 def a_sample(draw):
-    """Return the lengths of texts, and the tiles of images, in turns: a text first."""
+    """Return the lengths of texts, and the tiles of images, alternately, with a text first."""
     tiles = st.lists(st.integers(1, (ROW - 2) // 3), min_size=1, max_size=3)
     pairs = draw(st.lists(st.tuples(st.integers(0, 30), tiles), max_size=6))
     return [*pairs, (draw(st.integers(0, 30)), [])]
@@ -72,7 +72,7 @@ def test_parts_hold_everything_once_and_images_whole(layouts):
         left = parts.others[IMAGE_PLACES][i].reshape(-1, 2).tolist()
         while left:
             _, sizes = next(each for each in whole[owner] if each[1])
-            # All tiles of an image are in one part, end to end, with what stands around them.
+            # All tiles of an image are in one part, end to end, with the tokens around them.
             own, left = left[: len(sizes)], left[len(sizes) :]
             assert [count for _, count in own] == sizes
             covered[own[0][0] - 1 : own[-1][0] + sizes[-1] + 1] = True

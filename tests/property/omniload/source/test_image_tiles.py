@@ -1,4 +1,4 @@
-"""Tiles: they cover their image, the grid is the nearest there is, and tokens, places and pixels agree in number."""
+"""Tiles cover their image, the grid is the nearest one, and tokens, places and pixels agree in number."""
 
 import tempfile
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_a_grid_has_as_many_tiles_as_allowed_and_none_is_nearer_to_the_aspect(he
 
     assert 1 <= rows * columns <= tiles.most_images
     if tiles.max_tiles is None:
-        # The longer side fills its tiles as far as whole ones allow.
+        # The longer side fills its tiles as far as whole tiles allow.
         longest = -(-(tiles.longest_edge + tiles.longest_edge % 2) // SIDE)
         assert max(rows, columns) in (longest, -(-tiles.longest_edge // SIDE))
         assert (rows <= columns) if width > height else (columns <= rows or width == height)
@@ -125,7 +125,7 @@ def test_texts_tiles_places_and_pixels_agree_whole_and_cut_to_rows(drawn, cut, t
     for i in range(len(parts.tokens)):
         own = parts.tokens[i]
         assert len(own) <= ROW
-        # A sample has all tiles of an image: what begins one is in it with what ends it.
+        # A sample has all tiles of an image, so the start and the end of an image are in the same sample.
         assert np.count_nonzero(own == 1) == np.count_nonzero(own == 2)
         marked = np.zeros(len(own), np.bool_)
         for first, count in parts.others["image_places"][i].reshape(-1, 2).tolist():

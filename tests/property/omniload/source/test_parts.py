@@ -1,4 +1,4 @@
-"""Several readers of a source: whatever they are and however often they are lost, it gives what one reader gives."""
+"""Several readers of a source, lost any number of times, give the same samples as one reader."""
 
 import time
 from itertools import cycle, pairwise
@@ -272,7 +272,7 @@ def test_fewer_that_are_wanted_as_a_read_ends_are_fewer_at_once(monkeypatch):
     last = 2 * len(looks)
 
     def fewer():
-        if len(looks) == last - 1:  # the read is over, and still holds the source
+        if len(looks) == last - 1:  # the read is over, and still has the source
             source.divide(1)
         return looks.append(0.0) or 0.0
 
@@ -426,7 +426,7 @@ def reading(units, fates, clock):
 def test_after_many_were_lost_another_is_tried_every_ten_minutes_until_one_is_there():
     units = [[[1], [2]]] * 4
     clock = FakeClock()
-    # One more is lost while it opens the source, and one as it reads; the next stays.
+    # One more is lost while it opens the source, and one while it reads; the next one stays.
     fates = [*["there", "lost"] * 6, "opening", "opening", "there", "lost", *["there"] * 20]
     reads = reading(units, fates, clock)
 
@@ -454,7 +454,7 @@ def test_readers_that_open_in_an_outage_are_tried_ever_more_seldom_until_it_is_o
 def test_readers_for_a_coming_step_that_open_in_an_outage_are_tried_now_and_then():
     _, started, look = ahead_of_reads(["store away"] * 2 + ["there"] * 20, readers=2)
 
-    # One that cannot open it is followed five seconds later, and the next one after ten.
+    # A reader that cannot open the source is followed five seconds later, and the next one after ten.
     assert [(look(), len(started)) for _ in range(19)] == [
         *[(0, 1)] * 5,
         *[(1, 2), *[(0, 2)] * 10, *[(1, 3)] * 3],

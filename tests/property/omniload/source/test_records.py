@@ -17,7 +17,7 @@ from omniload.source.transforms.pipeline import Pipeline
 
 
 class ListFormat:
-    """Holds units of token lists; ``None`` is a bad record."""
+    """Has units of token lists; ``None`` is a bad record."""
 
     holds_text = False
 
@@ -121,7 +121,7 @@ def test_an_epoch_read_in_order_decodes_every_unit_once_behind_the_first_read(un
     for at in range(0, n, step):
         source.read(at, min(n, at + step))
 
-    # The first block is decoded again, where its first read took a part of it.
+    # The first block is decoded again if its first read took only a part of it.
     again = held.decoded[:of_first] if len(held.decoded) > len({*held.decoded}) else []
     assert sorted([*held.decoded[len(again) :]]) == [i for i, unit in enumerate(units) if unit]
 

@@ -1,6 +1,6 @@
 """Documents joined to sequences: the unit's documents and a length decide all, and no token is lost.
 
-The oracle is the recipe ``group_texts`` of Hugging Face's ``run_clm``, less its last line: the rest is not dropped.
+The oracle is the recipe ``group_texts`` of Hugging Face's ``run_clm`` without its last line: the rest is not dropped.
 """
 
 from itertools import chain, pairwise
@@ -67,7 +67,7 @@ def a_source(
     fim=False,
     held=None,
 ):
-    """Return a source, joined to ``tokens`` where that is said, less what another loader had drawn."""
+    """Return a source, joined to ``tokens`` if given, without the records that another loader had drawn."""
     held = held or (ListFormat(units) if fim else MaskedFormat(units))
     table = held.units()
     transforms = [
@@ -111,7 +111,7 @@ def group_texts(examples, block_size):
 
 
 def expected_of(plain, order, epoch, length, *, apart=False):
-    """Return the sequences of an epoch by position, made of the documents that a source not joined gives of it.
+    """Return the sequences of an epoch by position, made of the documents of the same source without joining.
 
     If documents stay apart, each sequence also has the places where a new document begins.
     """

@@ -37,7 +37,7 @@ def range_in(data, places):
 
 
 def in_a_child(work):
-    """Do something in a forked process; return its exit status, or minus the signal that ended it.
+    """Run a function in a forked process; return its exit status, or minus the signal that ended it.
 
     An interrupt ends the child too. Otherwise the child's writes to the folder that is being removed would raise an
     error that hides the interrupt, and hypothesis would continue. An interrupt that comes during the fork waits,
@@ -61,7 +61,7 @@ def in_a_child(work):
 
 
 class Killed:
-    """Ends the process before one of the calls by which a copy is made, as the kernel would."""
+    """Ends the process before one of the calls that make a copy, as the kernel would."""
 
     def __init__(self, calls):
         self.left = calls
@@ -85,7 +85,7 @@ class Killed:
 
 
 class CacheOfShards(RuleBasedStateMachine):
-    """Processes that share a directory, against a store that is never wrong."""
+    """Processes that share a directory, compared with a store that is never wrong."""
 
     gives_room_ahead = True
 
@@ -238,7 +238,8 @@ class CacheOfShards(RuleBasedStateMachine):
             os.truncate(file, at)
         else:
             held = file.read_bytes()
-            # In each page of the data, so that a read of any part meets one; a hole stays one, for the cap's sake.
+            # The damage is in each page of the data, so a read of any part meets it; a hole stays a hole, because of
+            # the limit.
             places = range(at % 4096, len(held), 4096) if file.suffix == ".data" else [at]
             with file.open("r+b") as opened:
                 for spot in places:
@@ -253,7 +254,7 @@ class CacheOfShards(RuleBasedStateMachine):
     def the_cap_holds_on_the_disk_itself(self):
         taken = taken_bytes(self.folder)
         assert taken <= LIMIT
-        # An account may say too much, after a kill, and is counted anew; too little would break the cap.
+        # After a kill, an account may be too high, and is counted again; a low account would break the limit.
         said = self.caches[0][0].directory.held_bytes()
         assert said >= taken or said == 0
 
@@ -266,7 +267,7 @@ class CacheOfShards(RuleBasedStateMachine):
 
 
 class CacheWithNoRoomAhead(CacheOfShards):
-    """The same on a file system that answers that room is taken, and takes none before it is written to."""
+    """The same on a file system that reports reserved space and reserves none before the write."""
 
     gives_room_ahead = False
 

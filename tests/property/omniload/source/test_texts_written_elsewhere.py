@@ -1,4 +1,4 @@
-"""JSON lines, rows of CSV and plain text that others write, against what Python reads, in every order."""
+"""JSON lines, rows of CSV and plain text from other writers, compared with Python's reads, in every order."""
 
 import csv
 import io
@@ -91,7 +91,7 @@ ODD = [
     ),
     b'{"text": "x"} // a comment',
 ]
-"""Lines that readers may differ about; Python decides."""
+"""Lines on which readers may disagree; Python decides."""
 lines = st.one_of(
     st.tuples(writers, objects).map(lambda drawn: drawn[0](drawn[1]).encode()),
     st.tuples(writers, values).map(lambda drawn: drawn[0](drawn[1]).encode()),
@@ -100,7 +100,7 @@ lines = st.one_of(
 
 
 def text_of_line(line):
-    """Return the sample of a line as Python reads it; a blank one has none."""
+    """Return the sample of a line as Python reads it; a blank line has none."""
     if not line.strip(b" \t\r\n"):
         return ()
     try:
@@ -120,7 +120,7 @@ def test_lines_of_json_hold_what_python_finds_in_them(tmp_path, data):
         content = end.join(data.draw(st.lists(lines, max_size=6)))
         content += end if data.draw(st.booleans()) else b""
         found = written(data.draw, held / f"{shard}.jsonl{suffix}", content)
-        # A file of nothing but a mark is a blank line.
+        # A file with only a mark is a blank line.
         found = found.removeprefix(b"\xef\xbb\xbf") or b"\n" * bool(found)
         expected += map(text_of_line, io.BytesIO(found))
     if expected:
@@ -152,10 +152,11 @@ def test_rows_of_csv_are_those_that_the_csv_module_reads(tmp_path, data):
 
 
 def by_the_csv_module(draw, rows, delimiter, quoted):
-    """Write rows, some of them with a field too many or too few, and blank lines around them."""
+    """Write rows, some of them with one field too many or too few, and blank lines around them."""
     form = csv.excel()
     form.delimiter, form.lineterminator = delimiter, draw(st.sampled_from(["\n", "\r\n"]))
-    # Python leaves a carriage return alone unquoted: refused. Without quotes a field holds nothing that ends it.
+    # Python leaves a single carriage return unquoted, which we refuse. Without quotes a field contains no delimiter
+    # or line end.
     form.quoting, banned = (csv.QUOTE_NONE, f"{delimiter}\r\n")
     if quoted:
         some = [(csv.QUOTE_ALL, ""), (csv.QUOTE_MINIMAL, "\r"), (csv.QUOTE_NONNUMERIC, "")]
@@ -196,7 +197,7 @@ def by_arrow(draw, rows, delimiter, quoted):
 
 
 def rows_of(found, delimiter, quoted):
-    """Return the samples of a file; a row of another number of fields than the header is bad, a blank line is none."""
+    """Return the samples of a file; a row with more or fewer fields than the header is bad, a blank line is none."""
     quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
     read = csv.reader(io.StringIO(found, newline=""), delimiter=delimiter, quoting=quoting)
     names, *rows = filter(None, read)
@@ -208,7 +209,7 @@ def rows_of(found, delimiter, quoted):
 @seldom
 def test_a_file_of_text_is_what_python_reads_without_changing_its_line_ends(tmp_path, data):
     held, expected = emptied(tmp_path), []
-    # No letters that an archive begins with: such a file is a bad record.
+    # Without the letters with which an archive begins, because such a file is a bad record.
     any_bytes = st.lists(
         st.sampled_from(b"a\r\n\0\x80\xc3\xa9\xe2\xff\xef\xbb\xbf"), max_size=9
     ).map(bytes)

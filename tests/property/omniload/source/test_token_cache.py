@@ -92,7 +92,7 @@ SOURCES = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two files of each format, records of which some are empty, bad or there twice, and a model."""
+    """Two files of each format, with records of which some are empty, bad or repeated, and a model."""
     folder = tmp_path_factory.mktemp("data")
     write_model(folder / "model", CHATML)
     chats = conversations(RECORDS)
@@ -137,7 +137,7 @@ def units_of(folder, kind):
 
 
 def everything(source, stops):
-    """Return all that is read of a source, a value a sample."""
+    """Return everything that is read of a source, one value for each sample."""
     found, skipped = [], 0
     for start, stop in pairwise(stops):
         block = source.read(start, stop)
@@ -231,7 +231,7 @@ def test_of_units_whose_tokens_were_made_ahead_no_text_is_tokenised(
 def test_masks_stay_with_their_tokens_beside_units_of_which_nothing_is_drawn(
     folder, kind, read_units, seed, tmp_path
 ):
-    """Such a unit is kept without a column, and another run has it in one block with units that have some."""
+    """Such a unit is kept without a column, and another run has it in one block with units that have a column."""
     (tmp_path / "model").symlink_to(folder / "model")
     for shard, lang in enumerate(("en", "de", "en")):
         lines = [json.dumps({"messages": each, "lang": lang}) for each in conversations(9)]
@@ -243,7 +243,7 @@ def test_masks_stay_with_their_tokens_beside_units_of_which_nothing_is_drawn(
         return opened(tmp_path, kind, cache, seed=seed, **changes)
 
     filling = of_units(1, tmp_path / "cache")
-    everything(filling, range(0, 28, 9))  # a unit at a time
+    everything(filling, range(0, 28, 9))  # one unit at a time
     filling.release()
 
     stops = [0, 27, 54]

@@ -1,4 +1,4 @@
-"""Archives, arrays and indexed data sets that others write, against what others read, in every order."""
+"""Archives, arrays and indexed data sets from other writers, compared with other readers, in every order."""
 
 import io
 import struct

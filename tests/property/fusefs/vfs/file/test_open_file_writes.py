@@ -1,4 +1,4 @@
-"""A file under change against bytes: any writes, cuts, syncs and reads, on a store that is checked after."""
+"""A changing file compared with bytes: any writes, cuts, syncs and reads, on a store that is checked afterwards."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Tags that a cost reads, through whole simulated jobs with kills: each with its own sample, and rows dealt alike."""
+"""Tags that a cost reads, through whole simulated jobs with kills: each with its sample, and rows dealt alike."""
 
 from collections import Counter
 from contextlib import ExitStack, contextmanager
@@ -37,7 +37,7 @@ def lang_of(source, number):
 
 
 def read_with_tags(source, epoch, start, stop, without=()):
-    """Read samples of a source; all but the last of three have tags."""
+    """Read samples of a source; two of three have tags."""
     table, columns = read_range(source, epoch, start, stop, without)
     if source == 2 or not len(table):
         return table, columns
@@ -52,7 +52,7 @@ def read_with_tags(source, epoch, start, stop, without=()):
 
 
 class CountingCost:
-    """A cost by tags, that holds each text against the number of its sample and notes the numbers of each step."""
+    """A cost by tags that compares each text with the number of its sample and records the numbers of each step."""
 
     of = ("lengths", "sources", "columns.lang", "columns.number")
 
@@ -115,7 +115,7 @@ worlds = st.fixed_dictionaries(
 
 
 def rows_dealt(run):
-    """Return what each rank had in each microbatch of each step."""
+    """Return the rows of each rank in each microbatch of each step."""
     return {
         at: [part.keys_K4.tolist() for part in batch.microbatches]
         for at, batch in run.batches.items()

@@ -91,7 +91,7 @@ lines = st.one_of(
 
 
 def alone(line):
-    """Return the text of a line by itself, or ``None`` where it is bad."""
+    """Return the text of a line by itself, or ``None`` if it is bad."""
     try:
         return text_of(memoryview(line), "text")
     except BadLineError:
@@ -99,13 +99,13 @@ def alone(line):
 
 
 def of_a_file(content):
-    """Return the text of every line of a file, or ``None``: a byte-order mark before the first is none of it."""
+    """Return the text of every line of a file, or ``None``, without a byte-order mark before the first line."""
     first, *others = content
     return [alone(first.removeprefix(KINDS["mark"][:3])), *map(alone, others)]
 
 
 def texts_of(records):
-    """Return the text of every line of a unit, or ``None`` where it is bad."""
+    """Return the text of every line of a unit, or ``None`` if it is bad."""
     texts = [records.column[i].tobytes() for i in range(len(records.column))]
     return [None if bad else text for bad, text in zip(records.bad_B, texts, strict=True)]
 
@@ -137,7 +137,7 @@ PAIRS = [(a, b) for a in KINDS for b in KINDS]
 
 def test_the_verdict_on_a_line_does_not_depend_on_the_line_beside_it(opened, tmp_path):
     data = [KINDS[first] + b"\n" + KINDS[second] + b"\n" for first, second in PAIRS]
-    # A file for each pair, and so a unit of its own: nothing else shares it.
+    # Each pair has its own file, and so its own unit: nothing else shares it.
     for number, pair in enumerate(data):
         (tmp_path / f"{number:05}.jsonl").write_bytes(pair)
     config = JsonlSource(type="jsonl", path="*.jsonl")
@@ -168,7 +168,7 @@ def test_neighbours_units_and_compression_are_nothing_to_a_line(opened, content,
 @example(b'{"text": "a", "n": 1e999}')
 @example(b'{"n": -0, "text": "\\u00e9"}')
 def test_a_text_is_what_the_reader_of_python_finds(line):
-    """Another reader is the oracle, where it reads the line: it is more lenient than ours in nothing else."""
+    """Python's reader is the oracle if it reads the line: it is more lenient than ours in nothing else."""
     found = alone(line)
     try:
         value = json.loads(line.decode())
@@ -300,7 +300,7 @@ def test_integers_of_a_conversation_stay_integers_beside_nan():
 
 
 def texts_at_once(data):
-    """Return the texts of all lines where they are read at once, and the lines."""
+    """Return the texts of all lines if they are read at once, and the lines."""
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10)
     if not data.endswith(b"\n"):
         ends = np.append(ends, len(data))
@@ -397,7 +397,7 @@ def test_lines_of_strict_json_are_read_at_once(content, newline):
 def test_how_deep_a_line_may_nest_does_not_go_by_the_interpreter(depth, limit):
     line = b'{"d": ' + b"[" * depth + b"]" * depth + b', "text": "x"}'
     before = sys.getrecursionlimit()
-    # The larger one is what Python 3.12 has for extensions, whatever is set.
+    # The larger limit is that of Python 3.12 for extensions, whatever is set.
     sys.setrecursionlimit(limit)
     try:
         texts, _ = texts_at_once(b'{"text": "a"}\n' + line + b"\n")

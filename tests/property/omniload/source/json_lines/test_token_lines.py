@@ -68,7 +68,7 @@ def wanted(line):
 
 
 def found_in(records):
-    """Return what each line of a unit gives, as ``wanted`` has it; ``None`` of a bad one."""
+    """Return the record of each line of a unit, in the form of ``wanted``; ``None`` for a bad line."""
     others = {name.partition(":")[0]: column for name, column in records.others.items()}
     found = []
     for i in range(len(records.column)):
@@ -132,7 +132,7 @@ WRONG = st.sampled_from(
 
 @st.composite
 def lines(draw):
-    """A line of as many values under each key, of which a few are changed, or have another number of them."""
+    """A line with the same number of values under each key; a few are changed, or have another number of values."""
     count = draw(st.integers(0, 3))
 
     def some(values):
