@@ -1,4 +1,4 @@
-"""A training script whose data plane runs on a Ray of its own, and that somebody ends."""
+"""A training script whose data plane runs on a Ray of its own, and that a user interrupts."""
 
 import json
 import os
@@ -77,7 +77,7 @@ def folder(tmp_path):
 
 
 class Script:
-    """``python train.py`` in a terminal, which it leads a group of processes of."""
+    """``python train.py`` in a terminal, as the leader of a process group."""
 
     def __init__(self, folder, *words):
         self.mark = secrets.token_hex(8)
@@ -102,7 +102,7 @@ class Script:
     def end(self):
         """Wait until it and all that it started have ended; return its exit code and its output."""
         told, said = self.process.communicate(timeout=LIMIT_S)
-        # It may be interrupted within a line, of which the rest is never printed.
+        # It may be interrupted within a line, whose rest is then never printed.
         whole, _, _ = told.decode().rpartition("\n")
         self.steps += [f"{line}\n" for line in whole.splitlines()]
         until_s = time.monotonic() + LIMIT_S

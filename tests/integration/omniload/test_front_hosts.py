@@ -1,4 +1,4 @@
-"""``omniload.open`` on two hosts: network namespaces with an address each, one rank or two in each."""
+"""``omniload.open`` on two hosts: network namespaces with an address each, and one rank or two in each."""
 
 import json
 import os
@@ -35,7 +35,7 @@ from tests.support.plane.two_hosts import (
 pytestmark = pytest.mark.ray
 LIMIT_S = 240
 GONE_S = 45
-"""Longest that anything of a plane may outlive its owner: Ray's own processes would for most of a minute."""
+"""Longest time that any part of a plane may outlive its owner; Ray's own processes live for most of a minute."""
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_torchrun_on_two_hosts_hands_out_the_samples_of_one_process_on_ports_of_
 
 @contextmanager
 def two_ranks(hosts, mix, mark, scratch, **more):
-    """A rank on each host, without an agent, that train on until something ends them."""
+    """Start a rank on each host, without an agent; the ranks train until they are ended."""
     job = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29512", "WORLD_SIZE": "2"}
     job |= {MARKS: mark, "TMPDIR": str(scratch)}
     keywords = json.dumps({"bind": "auto", "plan": "tells its first"} | more)
@@ -107,7 +107,7 @@ def marked_with(mark):
     return found
 
 
-# `make test` has ranks and openers that are killed on one host, and hosts that are.
+# `make test` covers ranks and openers that are killed on one host, and hosts that are killed.
 @pytest.mark.soak
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_rank_that_is_killed_leaves_nothing_on_its_host_and_the_other_is_told(
@@ -142,7 +142,7 @@ def alive(processes):
 
 @contextmanager
 def bare_nodes(hosts, scratch, env):
-    """A node on each host without what no data plane asks; gives the address of their head, and the nodes."""
+    """Start a node on each host without services that no data plane uses; yield the head's address, and the nodes."""
     nodes, head = [], ()
     try:
         for host in hosts:
@@ -156,7 +156,7 @@ def bare_nodes(hosts, scratch, env):
 
 @contextmanager
 def users_nodes(hosts, scratch, env):
-    """A node on each host, started as users do."""
+    """Start a node on each host, as users do."""
     head = f"{ADDRESSES[0]}:21999"
     places = (["--head", "--port=21999", "--include-dashboard=false"], [f"--address={head}"])
     begun = []
@@ -233,7 +233,7 @@ def told_first(ranks):
         assert rank.stdout.readline().startswith('{"pid"'), rank.communicate()[1][-3000:]
 
 
-@pytest.mark.soak  # a minute: as long as a rank waits before it says so, and a wire that takes as long
+@pytest.mark.soak  # a minute: the time before a rank reports a wait, and a cut wire for the same time
 def test_hosts_that_are_cut_off_for_less_than_the_limit_go_on_where_they_were_over_a_slow_wire(
     hosts, mix, scratch
 ):
@@ -258,13 +258,13 @@ def test_hosts_that_are_cut_off_for_less_than_the_limit_go_on_where_they_were_ov
 
 
 def lines_of_waits(ranks):
-    """Return the first line by which each rank says that it waits."""
+    """Return the first line in which each rank reports a wait."""
     lines = [next((said for said in rank.stderr if "has waited" in said), "") for rank in ranks]
     assert all(lines), "ranks ended, and none has waited"
     return lines
 
 
-@pytest.mark.soak  # 80 s: Ray takes as long to give a host up
+@pytest.mark.soak  # 80 s: the time after which Ray gives a host up
 def test_hosts_that_are_cut_off_for_longer_end_while_they_are_and_say_why(hosts, mix, scratch):
     with two_ranks(hosts, mix, "", scratch) as ranks:
         told_first(ranks)

@@ -1,4 +1,4 @@
-"""``omniload.open`` in several processes: whatever the launcher, the samples of one process."""
+"""``omniload.open`` in several processes: with any launcher, the samples of one process."""
 
 import json
 import subprocess
@@ -71,7 +71,7 @@ def two(port, **more):
     return [place | {"RANK": str(rank)} | more for rank in range(2)]
 
 
-# `make test` has it over two hosts, and as a script of a page.
+# `make test` covers it over two hosts, and as a script of a page.
 @pytest.mark.soak
 @pytest.mark.started_for_real
 def test_two_processes_of_torchrun_share_the_samples_of_one(mix, alone):
@@ -130,7 +130,7 @@ def test_ranks_that_a_process_group_alone_knows_share_the_samples_of_one(warm_py
     assert all(result["seen"] for result in found)
 
 
-# `make test` has ranks without an agent (below), and states that are loaded in mid-run by one process.
+# `make test` covers ranks without an agent (below), and states that one process loads during a run.
 @pytest.mark.soak
 def test_two_processes_that_no_agent_started_are_taken_back_to_a_state_loaded_in_mid_run(
     warm_python, mix, alone
@@ -148,12 +148,12 @@ def test_two_processes_that_no_agent_started_are_taken_back_to_a_state_loaded_in
     assert [len(twice[step]) // len(alone[step]) for step in range(4)] == [1, 1, 2, 2]
 
 
-# `make test` has meetings in folders by threads of one process (tests/contract).
+# `make test` covers meetings in folders by threads of one process (tests/contract).
 @pytest.mark.soak
 def test_scripts_that_meet_in_a_folder_and_are_asked_to_end_answer_themselves(
     warm_python, mix, alone, tmp_path
 ):
-    """Ray would abort the process; scripts save a checkpoint when they are preempted."""
+    """Ray would abort the process, but scripts save a checkpoint when they are preempted."""
     variables = [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
     meeting = {"address": str(tmp_path / "meet"), "arrays": "torch"}
 
@@ -188,7 +188,7 @@ with omniload.open(sys.argv[1], arrays="numpy", rank=rank, world_size=2, address
 @pytest.mark.slow
 @pytest.mark.scripts_start_warm
 def test_a_rank_that_nobody_launched_with_the_other_is_told_that_it_was_killed(mix, tmp_path):
-    """Half an hour before ``runtime.batch_timeout``: no launcher ends the one that is left."""
+    """It is reported half an hour before ``runtime.batch_timeout``, because no launcher ends the remaining rank."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", _DIES, str(mix), str(tmp_path / "meet"), str(rank)],

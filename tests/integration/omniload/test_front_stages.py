@@ -26,7 +26,7 @@ def rows_of(ranks, kind, step, tokens_of, labels_of):
 
 
 def rows_in(batch):
-    """Return the rows of a whole batch in the same manner."""
+    """Return the rows of a whole batch in the same form."""
     whole = {"tokens": batch.tokens.tolist(), "labels": batch.labels.tolist()}
     return rows_of([{"": [whole]}], "", 0, [0], [0])
 
@@ -35,7 +35,7 @@ def rows_in(batch):
     "sizes",
     [
         (1, 2, 2),
-        # `make test` has ranks along dp through Ray with tensor-parallel peers (test_front_ranks.py).
+        # `make test` covers ranks along dp through Ray with tensor-parallel peers (test_front_ranks.py).
         pytest.param((2, 2, 1), marks=(pytest.mark.soak, pytest.mark.ray)),
     ],
 )

@@ -65,7 +65,7 @@ def interrupt():
 
 
 def interrupted(ask, place, inside=INSIDE, by=interrupt):
-    """Ask, interrupted at the so-manieth place; return what came, and whether the interrupt did."""
+    """Ask, and interrupt at the given place in the sequence; return the answer, and whether the interrupt came."""
     left = place
 
     def at_places(frame, event, _):
@@ -104,7 +104,7 @@ def test_a_batch_that_an_interrupt_kept_from_the_loop_is_the_next_one_still(mix)
 
 @pytest.fixture
 def ctrl_c():
-    """A real one, as of a terminal."""
+    """Send a real Ctrl-C, as from a terminal."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield lambda: signal.raise_signal(signal.SIGINT)
     signal.signal(signal.SIGINT, before)
@@ -115,7 +115,7 @@ def test_ctrl_c_within_the_locks_of_a_wait_is_an_interrupt_and_leaves_none_held(
     places, came, steps = 0, True, []
     while came:
         places += 1
-        # A plane of its own each time, whose first batch is waited for.
+        # A new plane each time, whose first batch is waited for.
         with omniload.open(mix, arrays="numpy", steps=2) as batches:
             batch, came = interrupted(batches.next_batch, places, inside, ctrl_c)
             steps = [] if came else [batch.step]
@@ -138,7 +138,7 @@ def test_an_interrupt_leaves_other_threads_their_turn(mix):
 
 
 class OnceOnly(RankHandle):
-    """A rank's handle that gives each step a single time, and is ready with the next."""
+    """A rank's handle that gives each step a single time, and is ready with the next one."""
 
     first_step = 0
 
@@ -165,7 +165,7 @@ def test_what_was_looked_at_behind_a_batch_that_is_taken_back_comes_behind_it():
     ahead = rank.peek()
 
     rank.take_back(first)
-    rank.take_back(first)  # twice is once
+    rank.take_back(first)  # a second call has no effect
 
     assert [rank.next_batch() for _ in range(2)] == [first, ahead]
     assert rank.next_batch().step == 2
@@ -237,7 +237,7 @@ def test_the_loop_of_a_host_that_is_interrupted_anywhere_gives_each_batch_once(h
     with DataLoader(mix, collate_fn=lambda batch: batch.step) as batches:
         ask = partial(
             next, loop(batches)
-        )  # within it C: what comes behind its return is the host's
+        )  # in the C code inside it; after its return, the host's code runs
         inside, steps, places, came = {*INSIDE, module.__file__}, [], 0, True
         while came:
             places += 1

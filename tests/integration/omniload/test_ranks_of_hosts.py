@@ -60,7 +60,7 @@ def tell(rank, steps):
 
 def hear(rank, steps):
     told = []
-    # Ray has lines among them, of the planner that is killed.
+    # Lines of Ray come in between, from the planner that is killed.
     while len(told) < steps:
         line = rank.stdout.readline()
         assert line, "the rank has ended"
@@ -79,7 +79,7 @@ def test_a_rank_that_ends_on_another_host_beside_the_planner_keeps_no_step_from_
     for rank in ranks:
         hear(rank, 2)
     with slowed(hosts, "200kbit") as held_back:
-        # All that is planned.
+        # These are all planned steps.
         tell(ranks[2], AHEAD)
         hear(ranks[2], AHEAD)
         boards = [FolderBoard(path).read() for path in scratch.glob("omniload-ray-*/board")]

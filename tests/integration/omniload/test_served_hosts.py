@@ -1,4 +1,4 @@
-"""Ranks of other hosts join a plane that is served: a network namespace for each host, as in ``test_front_hosts``."""
+"""Ranks of other hosts join a served plane: a network namespace for each host, as in ``test_front_hosts``."""
 
 import json
 import subprocess
@@ -57,7 +57,7 @@ def unbroken(warm_python, mix):
 
 
 class EndedError(AssertionError):
-    """A process has ended without a word."""
+    """A process has ended without a report."""
 
 
 class Process:
@@ -85,7 +85,7 @@ class Process:
 
 
 def step_of(ranks):
-    """Have each rank take its next batch; return the step, and the rows that all of them have."""
+    """Let each rank take its next batch; return the step, and the rows of all ranks."""
     for rank in ranks:
         rank.tell("next")
     told = [rank.told() for rank in ranks]
@@ -96,7 +96,7 @@ def step_of(ranks):
 
 
 def kill_raylet(host):
-    """Kill the one raylet of a host."""
+    """Kill the only raylet of a host."""
     (raylet,) = [process for process in processes_on(host) if process.name() == "raylet"]
     raylet.kill()
 
@@ -111,7 +111,7 @@ def said_of_its_raylet(rank):
 
 
 def wait_for(scratch, role, host):
-    """Wait until a role is on a host, by the board of the one that serves; return its heartbeat."""
+    """Wait until a role is on a host, by the board of the serving host; return its heartbeat."""
     until_s = time.monotonic() + LIMIT_S
     while True:
         lives = {name: beat for name, beat in beats_on(scratch).items() if name.startswith(role)}
@@ -127,7 +127,7 @@ def beats_on(scratch):
 
 
 def hosts_of(scratch, ranks):
-    """Return where ranks are by the board of the host that serves; nothing before all of them are on it."""
+    """Return the hosts of ranks by the board of the serving host, or nothing until all of them are on it."""
     found = beats_on(scratch)
     return {rank: found[rank].host for rank in ranks} if ranks <= found.keys() else {}
 
@@ -143,7 +143,7 @@ def served(warm_python):
 
 @contextmanager
 def serving(python, host, mix, scratch, world_size, address=None, **more):
-    """A plane on a host; gives what starts ranks, and ends all that is left of them."""
+    """Serve a plane on a host; yield a function that starts ranks, and end all that remain."""
     begun, address = [], address or scratch / "plane"
 
     def start(host, *words):
@@ -179,7 +179,7 @@ def test_ranks_of_another_host_die_and_come_back_and_steps_hold_what_an_unbroken
         twin.tell("next")
         assert "rank dp=1 of 1 of this data plane was taken by process" in twin.told()["message"]
 
-        for rank in ranks:  # step 3 is begun, and never committed
+        for rank in ranks:  # step 3 has begun, and is never committed
             rank.tell("next")
         for dead in ranks[1:]:
             dead.process.kill()
@@ -195,7 +195,7 @@ def test_ranks_of_another_host_die_and_come_back_and_steps_hold_what_an_unbroken
             assert rank.process.returncode == 0, faults[-3000:]
 
     assert seen == unbroken
-    # Ranks that were killed are cleaned up behind by another process.
+    # Another process cleans up after the killed ranks.
     until_s = time.monotonic() + LIMIT_S
     while left := list(scratch.glob("omniload-ray-*")):
         assert time.monotonic() < until_s, left
@@ -275,12 +275,12 @@ def served_in_a_ray_of_others(warm_python):
 
 @contextmanager
 def serving_in_a_ray_of_others(python, hosts, mix, scratch, has_group=False, **runtime):
-    """A node of a Ray on each host, and a plane of two ranks there; gives what starts ranks, and the nodes.
+    """Start a node of a Ray on each host, and a plane of two ranks there; yield the start of ranks, and the nodes.
 
     If ``has_group`` is set, these are followed by the process that holds the placement group.
     """
     content, given = yaml.safe_load(mix.read_text()), scratch / "given.yaml"
-    content["sources"] = {  # they are named from the folder of the mix
+    content["sources"] = {  # their paths start at the folder of the mix
         name: source | {"path": str(mix.parent / source["path"])}
         for name, source in content["sources"].items()
     }
@@ -291,7 +291,7 @@ def serving_in_a_ray_of_others(python, hosts, mix, scratch, has_group=False, **r
             node = begin_bare_node(host, *head, folder=scratch / host[-1], env=env, python=python)
             nodes.append(node)
             head = (head_of(node),)
-        if has_group:  # while the plane opens, which waits for it
+        if has_group:  # while the plane opens and waits for it
             words = (python, "-c", GROUP, head[0])
             nodes.append(on(hosts[0], *words, env=environment(**NO_TOKEN), stdin=subprocess.PIPE))
         place = {"kind": "ray", "address": head[0], "bind": "", "ports": ""}
@@ -354,7 +354,7 @@ def test_batches_of_ranks_on_a_node_of_a_ray_are_read_and_built_there_and_elsewh
     assert seen == unbroken
 
 
-@pytest.mark.soak  # 40 s: as long as connections of Ray to a host that is gone are given
+@pytest.mark.soak  # 40 s: the time that Ray gives connections to a host that is gone
 def test_a_rank_that_is_cut_off_says_so_and_ends(hosts, mix, scratch, served):
     here, there = hosts
     with served(here, mix, scratch, 1) as join:

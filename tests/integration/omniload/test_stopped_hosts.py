@@ -1,4 +1,4 @@
-"""Roles that are stopped in a job of two hosts, each with a namespace of the network and one of processes."""
+"""Stopped roles in a job of two hosts, each with a network namespace and a process namespace."""
 
 import json
 import re
@@ -28,7 +28,7 @@ NEVER_S = 600.0
 """Limit of heartbeats so long that a stopped role is not noticed by a missing one."""
 LIMIT_S = 120
 ASTRAY_S = 40
-"""Behind two starts on another host than was asked for, and the next one, half a minute later."""
+"""Time after two starts on a wrong host, and the next one, half a minute later."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def steps(mix):
 
 
 class AstrayError(Exception):
-    """Ray starts whatever is sent to another host on this one."""
+    """Ray starts every actor for another host on this host."""
 
 
 class Job:
@@ -101,7 +101,7 @@ class Job:
         return found
 
     def beats(self):
-        """Return the last heartbeat of each role, of either host, and the folder that holds it."""
+        """Return the last heartbeat of each role, on either host, and the folder that contains it."""
         boards = [FolderBoard(path) for path in self.scratch.glob("omniload-ray-*/board")]
         return {beat.name: beat for board in boards for beat in board.read().values()}
 
@@ -115,7 +115,7 @@ class Job:
         return next(p for p in processes_on(host) if number_inside(p) == beat.pid)
 
     def loader_on(self, host):
-        """Wait until a loader, or a shadow of one, is on a host; return its name."""
+        """Wait until a loader, or a shadow of a loader, is on a host; return its name."""
         until_s = time.monotonic() + ASTRAY_S
         while time.monotonic() < until_s:
             for name, beat in sorted(self.beats().items()):
@@ -125,7 +125,7 @@ class Job:
         raise AstrayError
 
     def watch(self):
-        """Wait until there is one on the second host; return its process."""
+        """Wait until a watch exists on the second host; return its process."""
         until_s = time.monotonic() + LIMIT_S
         while True:
             for process in processes_on(self.hosts[1]):
@@ -157,7 +157,7 @@ def number_inside(process):
 
 @contextmanager
 def a_job(hosts, mix, scratch, *, ends=True):
-    """Begin a job, and end it: as a job does that ``ends``, or whatever became of it."""
+    """Start a job, and end it: in its normal way if it ``ends``, or in any state."""
     job = Job(hosts, mix, scratch)
     try:
         yield job
@@ -187,7 +187,7 @@ def test_a_constructor_of_another_host_that_is_stopped_is_replaced_and_steps_hol
     assert seen.items() <= steps.items()
 
 
-@pytest.mark.soak  # 60 s: one after the other, and as long as a rank waits before it says so
+@pytest.mark.soak  # 60 s: one after another, and the time before a rank reports a wait
 def test_each_role_of_a_job_of_two_hosts_that_is_stopped_is_noticed(hosts, mix, scratch, steps):
     with a_job(hosts, mix, scratch) as job:
         job.take(2)
@@ -230,7 +230,7 @@ def test_a_shadow_on_another_host_that_is_stopped_is_replaced_and_so_is_the_load
         with a_job(hosts, mix, folder) as job:
             job.take(2)
             with suppress(AstrayError):
-                # The shadow, its loader on the first host, and the loader that the next shadow has become.
+                # The shadow, its loader on the first host, and the loader that was the next shadow.
                 for host in (1, 0, 1):
                     job.stop(job.loader_on(host))
                 break
@@ -242,7 +242,7 @@ def test_a_shadow_on_another_host_that_is_stopped_is_replaced_and_so_is_the_load
     assert seen.items() <= steps.items()
 
 
-@pytest.mark.soak  # 10 s: as long as a rank waits before it says so
+@pytest.mark.soak  # 10 s: the time before a rank reports a wait
 def test_no_constructor_is_lost_with_the_way_to_its_host_for_longer_than_roles_may_be_silent(
     hosts, mix, scratch, steps
 ):

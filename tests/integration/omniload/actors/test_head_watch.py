@@ -1,4 +1,4 @@
-"""Watches of many ranks at one server that counts their connections, by the test's clock; and the end of a raylet."""
+"""Watches of many ranks at one server that counts connections, by the test's clock; and the end of a raylet."""
 
 import random
 import socket
@@ -28,7 +28,7 @@ class Clock:
 
 
 def taken(server):
-    """Take all connections that wait for it; return how many."""
+    """Accept all waiting connections; return their number."""
     count = 0
     with suppress(BlockingIOError):
         while True:
@@ -49,7 +49,7 @@ def address_of(server):
 
 
 def seconds_of(server, watches, clock):
-    """Have watches look for a while; return how many connections the server had in each second."""
+    """Let watches look for a while; return the connections to the server in each second."""
     found = Counter()
     for tick in range(10 * SECONDS):
         clock.now_s = tick / 10

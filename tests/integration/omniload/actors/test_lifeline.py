@@ -1,4 +1,4 @@
-"""The lifeline: a rank on another host learns that the opener has ended, however it ended."""
+"""The lifeline: a rank on another host learns that the opener has ended, for any cause of the end."""
 
 import os
 import signal
@@ -96,7 +96,7 @@ class Aborting(socket.socket):
 
 def test_a_connection_that_cannot_be_taken_ends_no_other(monkeypatch):
     made = socket.create_server
-    monkeypatch.setattr(  # the kernel itself holds two, until they are taken
+    monkeypatch.setattr(  # the kernel itself keeps two until they are accepted
         lifeline.socket, "create_server", lambda at: Aborting(fileno=made(at, backlog=1).detach())
     )
     line = Lifeline("127.0.0.1", 0)
@@ -109,7 +109,7 @@ def test_a_connection_that_cannot_be_taken_ends_no_other(monkeypatch):
 
 
 class Noting(socket.socket):
-    """A port that notes which threads there are as it is closed."""
+    """A port that records the existing threads when it is closed."""
 
     threads = None
 
@@ -132,7 +132,7 @@ def test_the_port_is_let_go_of_behind_the_thread_that_waits_at_it(monkeypatch):
 
     line.close()
 
-    # Before, the number could be another file's, at which the thread would wait, and the close for the thread.
+    # Earlier, the number could belong to another file, for which the thread would wait, and the close for the thread.
     assert waiting not in ports[0].threads
 
 

@@ -230,7 +230,7 @@ def test_bad_records_count_as_they_lie_before_the_next_one_whatever_is_read_ahea
         bad = sum(source.read(at, at + 1).skipped for at in range(before, position))
         assert bad_in(record) == ({"text": bad} if bad else {})
         before = position
-    # Gone through more than once, with six bad lines each time.
+    # Each epoch has six bad lines, and the source was gone through more than once.
     assert before > 120
 
 
@@ -338,7 +338,7 @@ def test_what_reading_cost_is_kept_for_the_next_start_as_a_plane_is_closed(tmp_p
     mix, index = a_corpus(tmp_path), tmp_path / "index"
     before = KeptProfile(preprocess_s_per_token=1.0, block_bytes=1_000)
     keep(index, "web", before)
-    # A corpus of a minute's reading would take one.
+    # Otherwise the corpus would need a minute of reading.
     monkeypatch.setattr(kept_profile, "_LEAST_BUSY_S", 0.0)
     with OneRank(LocalPlane(a_spec(tmp_path, mix, cache_dir=index))) as rank:
         list(islice(rank, 5))

@@ -65,7 +65,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.soak  # a node is called lost after its heartbeats have been missed for ten seconds
+@pytest.mark.soak  # a node counts as lost after ten seconds without heartbeats
 def test_what_is_told_of_each_loss_is_what_ray_means_by_it(scratch):
     env = environment(TMPDIR=str(scratch), **NO_TOKEN)
     env |= {"RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": 2})}

@@ -1,6 +1,6 @@
-"""The Ray runtime: the steps of the local one, and the end of every process it started.
+"""The Ray runtime: the steps of the local runtime, and the end of every process it started.
 
-Each test starts a Ray of its own, which takes seconds: they are few and each asks much.
+Each test starts a Ray of its own, which takes seconds, so there are few tests and each checks much.
 """
 
 import json
@@ -56,7 +56,7 @@ def with_runtime(mix, **changes):
 
 
 def scores_in(batches):
-    """Return the keys of a step's pieces with their scores, whatever rank has them."""
+    """Return the keys of a step's pieces with their scores, on all ranks."""
     return sorted(
         (key, m.columns_K["scores"][k].tolist())
         for batch in batches
@@ -78,7 +78,7 @@ def is_gone(pid):
 
 
 def left_of(pids):
-    """Return the processes that are still there; one that was killed may take a moment on a busy machine."""
+    """Return the remaining processes; a killed one may take a moment on a busy machine."""
     there = [psutil.Process(pid) for pid in pids if not is_gone(pid)]
     return psutil.wait_procs(there, timeout=60)[1]
 
@@ -98,7 +98,7 @@ def processes_of(mark):
 
 
 def lines_of(pids):
-    """Return the command line of each process that is there still: one may have ended since it was found."""
+    """Return the command line of each remaining process; one may have ended since it was found."""
     found = []
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
@@ -114,7 +114,7 @@ def kill(plane, role):
     os.kill(plane.pids()[role], signal.SIGKILL)
 
 
-# Six processes are started one after the other, each in up to a minute on a busy machine.
+# Six processes start one after another, each in up to a minute on a busy machine.
 @pytest.mark.timeout(900)
 def test_two_ranks_get_the_steps_of_a_local_run_though_roles_are_killed_and_stopped(tmp_path):
     mix = with_masks(a_mixed_corpus(tmp_path, rows=6, micro_rows=1), ["ids"])
@@ -152,10 +152,10 @@ def test_two_ranks_get_the_steps_of_a_local_run_though_roles_are_killed_and_stop
         ):
             lost = plane.pids()[role]
             os.kill(lost, number)
-            # More than was prefetched: the last of them are of the one that took over.
+            # More steps than were prefetched, so the last of them come from the planner that took over.
             steps += [[client.next_batch(120) for client in clients] for _ in range(STEPS)]
             assert plane.pids()[role] != lost
-            assert left_of([lost]) == []  # one that was stopped is ended before another speaks
+            assert left_of([lost]) == []  # a stopped one is ended before another acts
         assert clients[0].state_dict()["step"] == 7 * STEPS
         assert plane.holders()["planner"] == "planner+2"
 
@@ -218,11 +218,11 @@ def test_three_ranks_of_two_cp_peers_resume_a_local_run_though_the_planner_is_ki
     spec = a_spec(tmp_path, with_runtime(mix, kind="ray"), dp=3, cp=2, state=state)
     with open_plane(spec) as plane:
         peers = {(d, c): Client(plane.handle(d, c)) for d in range(3) for c in range(2)}
-        # One rank reads to its end before the others begin: nothing it read may be missing for them.
+        # One rank reads to its end before the others begin; the others must not lack anything that it read.
         taken = {peer: [peers[peer].next_batch()] for peer in peers}
         for peer in reversed(peers):
             taken[peer] += [peers[peer].next_batch() for _ in range(2)]
-        kill(plane, "planner")  # without a folder of the run, its journal is with the plane
+        kill(plane, "planner")  # without a folder of the run, its journal is in the plane
         for _ in range(2 * STEPS):
             for peer, client in peers.items():
                 taken[peer].append(client.next_batch())
@@ -253,7 +253,7 @@ def test_three_ranks_of_two_cp_peers_resume_a_local_run_though_the_planner_is_ki
 
 
 def sizes_of(parts):
-    """Return what pieces have in the column of whole records, by their keys."""
+    """Return the values of pieces in the column of whole records, by their keys."""
     return {
         tuple(key): part.columns_K["size"][i].tolist()
         for part in parts
@@ -271,7 +271,7 @@ def test_a_bad_record_crosses_ray_as_the_error_it_is(tmp_path):
         pytest.raises(IntegrityError, match=r"1\.jsonl.*on_error") as caught,
     ):
         fails_after_prefetched(client)
-    plane.close()  # a second time: nothing is left to close
+    plane.close()  # closed a second time, which has no effect
 
     assert type(caught.value) is IntegrityError
 
@@ -319,7 +319,7 @@ def test_no_process_is_started_that_no_data_plane_asks_and_no_other_user_or_host
 
     with RayPlane(a_spec(tmp_path, mix)) as plane:
         folder = str(plane._cluster.folder)
-        # Ray opens its own to everybody, sockets among it.
+        # Ray makes its own folder accessible to all users, including sockets.
         assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o700
         started = [
             " ".join(p.info["cmdline"] or [])
@@ -340,7 +340,7 @@ def test_no_process_is_started_that_no_data_plane_asks_and_no_other_user_or_host
     assert any("gcs_server" in line for line in started)
     assert not [line for line in started if "dashboard.py" in line or "monitor.py" in line]
     assert len([line for line in lines if "late_agent.py" in line.partition(" --")[0]]) == 1
-    # An agent that has come up shows its title alone.
+    # A running agent shows only its title.
     assert "ray::RuntimeEnvAgent" not in titles
     assert not [line for line in lines if "dashboard/agent.py" in line or "DashboardAgent" in line]
 
@@ -386,7 +386,7 @@ def test_a_ray_of_a_program_that_had_imported_ray_lets_no_outsider_in_and_says_w
         told, _ = opener.communicate("\n", timeout=120)
 
     assert address.startswith("127.0.0.1:")
-    assert "none has ended" in told  # Ray says more
+    assert "none has ended" in told  # Ray reports more
     assert "raylet ended with -9" in told
     assert outsider.returncode != 0
     assert "joined" not in outsider.stdout

@@ -1,4 +1,4 @@
-"""Forks of a rank, as a user's loop makes them: they end as they would, and the plane is their parent's."""
+"""Forks of a rank, as a user's loop makes them: they end normally, and the plane belongs to their parent."""
 
 import json
 import sys

@@ -52,7 +52,7 @@ def stand_in():
 
 
 def wait_until_it_listens(process):
-    """Wait without a word to it: with the first connection it becomes the agent."""
+    """Wait without a connection, because it becomes the agent at the first connection."""
     until_s = time.monotonic() + WITHIN_S
     while time.monotonic() < until_s:
         assert process.poll() is None, "it has ended"
@@ -65,7 +65,7 @@ def wait_until_it_listens(process):
 
 
 def test_the_port_stays_taken_until_the_agent_that_was_asked_for_has_bound_it(stand_in):
-    # Reset or ended, not kept, be it as soon as it is there: who asks tries again.
+    # A very early connection is reset or closed, not kept open, so the caller tries again.
     with (
         pytest.raises(ConnectionResetError),
         socket.create_connection(("127.0.0.1", stand_in.port), WITHIN_S) as connection,

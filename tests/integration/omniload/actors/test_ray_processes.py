@@ -63,7 +63,7 @@ def are_threads_watched():
 
 @pytest.fixture
 def started():
-    """Start processes that end once their input does."""
+    """Start processes that end with their input."""
     made = []
 
     def start():
@@ -172,7 +172,7 @@ def test_the_end_of_the_thread_that_ends_with_a_process_is_told_while_that_frees
         assert told.get(timeout=LIMIT_S) == "thread"
         assert held.has_ended()
         assert process.poll() is None
-        held.kill()  # the process, of which the thread was only one
+        held.kill()  # the process, to which the thread belonged
         assert process.wait(LIMIT_S) != 0
         watch.forget(held)
         held.close()

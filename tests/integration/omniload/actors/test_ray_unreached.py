@@ -1,4 +1,4 @@
-"""A role whose process lives and that a rank cannot reach for a moment: it is asked again, and no sample is another."""
+"""A live role that a rank cannot reach for a moment: the rank asks again, and no sample changes."""
 
 import json
 import os
@@ -77,7 +77,8 @@ print(json.dumps([steps, told]))
 def test_a_constructor_that_a_rank_cannot_reach_is_asked_again_and_hands_out_the_same_steps(
     tmp_path, monkeypatch
 ):
-    # One that is stopped for a tenth of a second is replaced, and a busy machine takes longer to end connections.
+    # By default, a process that is stopped for a tenth of a second is replaced, and a busy machine takes longer to
+    # end connections.
     monkeypatch.setattr(roster, "_STOPPED_S", float(LIMIT_S))
     mix = a_mixed_corpus(tmp_path, rows=6, micro_rows=1)
     spec = PlaneSpec(mix=mix, base_dir=tmp_path, tree=ClientPlaceTree.of())

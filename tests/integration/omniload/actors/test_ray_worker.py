@@ -33,7 +33,7 @@ told.sendall(json.dumps({
 told.recv(1)
 """,
 }
-"""A Ray, by its files."""
+"""A fake Ray, by its files."""
 WITHIN_S = 120
 
 
@@ -119,7 +119,7 @@ def node(tmp_path):
 
 @pytest.fixture(scope="module")
 def lasting_node(tmp_path_factory):
-    """One for all who leave it as it was."""
+    """One node for all tests that leave it unchanged."""
     with a_node(tmp_path_factory.mktemp("node")) as node:
         node.worker(0)
         yield node
@@ -145,10 +145,10 @@ def test_workers_are_forked_from_what_was_loaded_before_them_with_what_each_was_
     assert not {first["pid"], second["pid"]} & {first_process.pid, second_process.pid}
     assert (second["words"], second["number"]) == (["--number=2"], "2")
     assert [first_process.wait(WITHIN_S), second_process.wait(WITHIN_S)] == [0, 0]
-    # A signal to the group that Ray started reaches the worker that stands in.
+    # A signal to the group that Ray started reaches the worker that acts for it.
     assert (first["group"], second["group"]) == (first_process.pid, second_process.pid)
     assert first["drawn"] != second["drawn"]
-    # Ray gives such a worker to any job; one that it had loaded for a job would be of that for ever.
+    # Ray gives such a worker to any job; a worker that was loaded for a job would belong to that job for ever.
     assert first["loaded_for"] == "ffffffff"
 
 

@@ -1,4 +1,4 @@
-"""The reaper of a plane: ends what carries its mark, gives up on what cannot end, removes the plane's folders."""
+"""The reaper of a plane ends marked processes, gives up on those that cannot end, and removes the plane's folders."""
 
 import os
 import secrets
@@ -25,7 +25,7 @@ _LONG_S = 60
 
 
 class Clock:
-    """Seconds that pass only by waiting."""
+    """A clock that advances only by waiting."""
 
     def __init__(self):
         self.now = 0.0
@@ -177,7 +177,7 @@ signal.pause()
 
 
 def waits_for_its_opener(reaper):
-    """Return whether a reaper, which ignores these signals first of all, sleeps since."""
+    """Return whether a reaper sleeps, which it does after it has started to ignore these signals."""
     said = Path(f"/proc/{reaper.pid}/status").read_text().splitlines()
     ignored = next(int(line.split()[1], 16) for line in said if line.startswith("SigIgn:"))
     return bool(ignored >> (signal.SIGTERM - 1) & 1) and reaper.status() == psutil.STATUS_SLEEPING
@@ -196,7 +196,7 @@ def test_an_opener_that_is_killed_leaves_nothing_although_a_fork_of_it_lives(
     left, reaper, fork = map(psutil.Process, pids)
 
     with ending(opener, fork):
-        # One that has not begun to wait sees by its parent's number that the opener is gone.
+        # A reaper that has not begun to wait notices by its parent's number that the opener is gone.
         while not waits_for_its_opener(reaper):
             os.sched_yield()
         opener.send_signal(number)
@@ -226,7 +226,7 @@ signal.pause()
 
 @pytest.fixture
 def a_left_folder(tmp_path, monkeypatch):
-    """A folder of a plane whose opener was killed, with no reaper to follow it, and a fork of it that lives."""
+    """A folder of a plane whose opener was killed, without a reaper, while a fork of the opener lives."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     holder = subprocess.Popen(
         [sys.executable, "-c", _HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -247,7 +247,7 @@ def a_left_folder(tmp_path, monkeypatch):
 
 
 def made_beside(folder):
-    """Have another start make its folder; return whether the one that was left is still there."""
+    """Let another start make its folder; return whether the remaining one still exists."""
     other = PlaneFolder()
     other.make()
     assert other.path.is_dir()

@@ -1,4 +1,4 @@
-"""Ranks join and leave a running data plane, of threads and of Ray actors: the steps of a run whose ranks stay."""
+"""Ranks join and leave a running data plane, of threads and of Ray actors: the steps of a run with constant ranks."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ def unbroken(folder, mix, count=STEPS):
 
 
 def resized(clients, dp, plane=None, **changes):
-    """Have the first ranks stay as far as there are, and others join; return the clients of all."""
+    """Let the first ranks stay, as many as possible, and others join; return the clients of all."""
     step = changes.pop("step", clients[0].next_step)
     stay = clients[:dp]
     for rank, client in enumerate(stay):
@@ -138,7 +138,7 @@ def test_ranks_that_stay_are_told_so_and_go_on(tmp_path):
 
 @pytest.mark.ray
 @pytest.mark.slow
-# Actors are started one after the other, each in up to a minute on a busy machine.
+# Actors start one after another, each in up to a minute on a busy machine.
 @pytest.mark.timeout(600)
 def test_ray_serves_four_ranks_then_three_then_four_though_its_planner_is_killed(tmp_path):
     pytest.importorskip("ray")
@@ -163,7 +163,8 @@ def test_ray_serves_four_ranks_then_three_then_four_though_its_planner_is_killed
             waits_s.append(time.perf_counter() - began_s)
             steps += [next_step_of(clients) for _ in range(9)]
         os.kill(plane.pids()["planner"], signal.SIGKILL)
-        # More than was built ahead: the last of them are of the planner that took over, which knows the ranks.
+        # More steps than were built ahead, so the last of them come from the planner that took over, which knows the
+        # ranks.
         steps += [next_step_of(clients) for _ in range(10)]
         clients = resized(clients, 2)
         steps += [next_step_of(clients) for _ in range(count - 40)]
@@ -205,7 +206,7 @@ def test_a_rank_that_ends_beside_the_planner_keeps_from_others_no_step_that_it_w
     with open_ray_plane(a_spec(tmp_path, mix, dp=3, elastic=elastic)) as plane:
         clients = [Client(plane.handle(rank)) for rank in range(3)]
         steps = [next_step_of(clients) for _ in range(6)]
-        # All that is planned; it ends before the next planner can hear of it.
+        # The rank takes all planned steps, and ends before the next planner can hear of it.
         dead, planner = clients.pop(), plane.pids()["planner"]
         parts = [dead.next_batch() for _ in range(6, step)]
         os.kill(planner, signal.SIGKILL)

@@ -45,7 +45,7 @@ STEPS = 20
 WHOLE_WITHIN_S = 240
 ASTRAY = "on another node than it was to be on"
 ASTRAY_S = 75
-"""Behind two such starts and the next one, half a minute to a minute later."""
+"""Time after two such starts and the next one, half a minute to a minute later."""
 
 
 def a_mix(folder, **changes):
@@ -62,7 +62,7 @@ def unbroken(spec, count):
 
 
 def until(done):
-    """Wait until a call gives something true; return that."""
+    """Wait until a call returns a true value; return it."""
     until_s = time.monotonic() + WHOLE_WITHIN_S
     while not (found := done()):
         assert time.monotonic() < until_s, f"not within {WHOLE_WITHIN_S} s"
@@ -186,9 +186,9 @@ def environment(scratch):
 
 
 class TwoNodes:
-    """A Ray of others with a node on each host, and a plane that was opened on the first.
+    """A given Ray with a node on each host, and a plane that was opened on the first.
 
-    That one of ``ray start`` serves as well is shown in ``test_front_hosts.py``.
+    ``test_front_hosts.py`` shows that a Ray of ``ray start`` works too.
     """
 
     def __init__(self, hosts, scratch, python):
@@ -233,7 +233,7 @@ class TwoNodes:
         return json.loads(line.removeprefix(ANSWER))
 
     def close(self):
-        """Have the plane end as it ends by itself."""
+        """Let the plane end in its normal way."""
         self.plane.stdin.close()
         assert self.plane.wait(60) == 0, self.log()
 
@@ -247,7 +247,7 @@ class TwoNodes:
         subprocess.run(["ip", "-n", self.hosts[number], *way], check=True)
 
     def mend(self):
-        """Let hosts that were cut off be heard again."""
+        """Reconnect hosts that were cut off."""
         while self.cut:
             self._route(self.cut.pop(), "del")
 
@@ -258,7 +258,7 @@ class TwoNodes:
 
 @contextmanager
 def two_nodes(hosts, scratch, python):
-    """Begin with the first of them."""
+    """Start the nodes, beginning with the first."""
     nodes = TwoNodes(hosts, scratch, python)
     try:
         nodes.head = nodes.start(0)
@@ -276,7 +276,7 @@ def two_nodes(hosts, scratch, python):
 
 
 class AstrayError(AssertionError):
-    """Ray starts whatever is sent to another host on this one, again and again."""
+    """Ray starts every actor for another host on this host, again and again."""
 
 
 @pytest.mark.parametrize("goes", ["kill", pytest.param("cut_off", marks=pytest.mark.soak)])

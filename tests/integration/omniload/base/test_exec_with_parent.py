@@ -1,4 +1,4 @@
-"""Processes and commands that end with their parent: also where that is process 1 of a container."""
+"""Processes and commands that end with their parent, also if the parent is process 1 of a container."""
 
 import os
 import signal
@@ -96,7 +96,7 @@ child = subprocess.Popen(
 print(child.stdout.readline().strip(), flush=True)
 os._exit(0)
 """
-    # The child holds the parent's standard error, whose end is waited for here.
+    # The child keeps the parent's standard error open, and the test waits for its end.
     ended = subprocess.run(
         [sys.executable, "-c", parent, CHILD],
         capture_output=True,

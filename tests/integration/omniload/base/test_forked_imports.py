@@ -1,7 +1,7 @@
 """A process may be forked while a loader is open, as workers of torch's ``DataLoader`` are.
 
-A module that another thread is about to import then is locked in the forked process for ever: who imports it there,
-as each worker of torch does ``numpy.random``, never comes back.
+If another thread is about to import a module at that moment, the module stays locked in the forked process for ever.
+An import of it there, as each worker of torch imports ``numpy.random``, never returns.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A process that is forked ends no client whose threads it lacks. The client is the real one; it never connects."""
+"""A forked process does not end clients whose threads it lacks. The client is the real one; it never connects."""
 
 import subprocess
 import sys

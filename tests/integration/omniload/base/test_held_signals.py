@@ -1,4 +1,4 @@
-"""Signals that wait where they would leave something half done."""
+"""Signals that wait if they would interrupt an action half-way."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from omniload.base.concurrency.held_signals import SignalsHeld, let_signals_in
 
 @pytest.fixture(autouse=True)
 def answers():
-    """Python's own answer to Ctrl-C, as in a script that is started in a terminal."""
+    """Use Python's own answer to Ctrl-C, as in a script that is started in a terminal."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield

@@ -1,4 +1,4 @@
-"""Ctrl-C at a command that is still being imported, or that is over."""
+"""Ctrl-C during the imports of a command, or after its end."""
 
 import os
 import signal
@@ -12,8 +12,8 @@ import pytest
 from omniload.base.linux import interrupts
 from tests.support.programs import finished
 
-# SIGINT comes when a module is looked for: there, or in a callback of a weak reference as the import
-# system has them, where an exception is printed and lost.
+# SIGINT comes when a module is looked up: there, or in a callback of a weak reference of the import system, where an
+# exception is printed and lost.
 _AT_MODULE = """
 import runpy, signal, sys, weakref
 

@@ -1,4 +1,4 @@
-"""Ports that are found free for a server to come, and addresses at which a host reaches itself."""
+"""Free ports for a future server, and addresses at which a host reaches itself."""
 
 import errno
 import socket
@@ -11,7 +11,7 @@ from tests.support.ports import free_port
 
 
 def test_a_port_is_free_once_nobody_listens_though_the_kernel_remembers_its_connections():
-    port = free_port()  # none that the kernel gives to a connection of somebody else meanwhile
+    port = free_port()  # a port that the kernel gives to no other connection meanwhile
     with (
         socket.create_server((LOOPBACK, port)) as server,
         socket.create_connection((LOOPBACK, port)) as client,

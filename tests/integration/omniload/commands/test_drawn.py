@@ -44,7 +44,7 @@ def write_mix(path="mix.yaml", *, length=64, batch=512, stop="never", drawn=None
 
 
 def whole_documents(batches):
-    """Count how often each document came from its beginning, by source and position's text."""
+    """Count how often each document came from its beginning, by source and the text of its position."""
     found = Counter()
     for batch in batches:
         for piece in batch.pieces():
@@ -62,7 +62,7 @@ def test_a_run_of_longer_rows_has_the_rest_of_the_epoch_and_nothing_twice(folder
     with omniload.open(write_mix(), run_dir="run", arrays="numpy") as loader:
         before = [loader.next_batch() for _ in range(9)]
         state = loader.state_dict()
-        loader.next_batch()  # beyond the checkpoint that the next run begins with
+        loader.next_batch()  # beyond the checkpoint with which the next run begins
 
     told = json_of("drawn", "run", "--step", 9, "-o", "drawn")
     again = write_mix("long.yaml", length=256, batch=1024, stop="each_once", drawn=files_of(told))

@@ -34,7 +34,7 @@ def files(tmp_path, monkeypatch):
 
 
 def saved(steps, dataset=TEXTS, **keywords):
-    """Return the state after some batches, and the records that are left, as torchdata hands them out."""
+    """Return the state after some batches, and the remaining records in torchdata's order."""
     loader = StatefulDataLoader(dataset, batch_size=4, **keywords)
     batches = iter(loader)
     for _ in range(steps):
@@ -57,10 +57,10 @@ def imported(state, *, files=tuple(FILES), **words):
 
 
 def first_epoch(folder):
-    """Return the texts of the first epoch of the source that was imported, in their order."""
+    """Return the texts of the first epoch of the imported source, in order."""
     mix, base_dir = load_mix(folder / "mix.yaml")
     (name,) = mix.names
-    # In place of the one that the import names, which is not there.
+    # Instead of the tokenizer that the import names, which does not exist here.
     tokenizer = ByteTokenizer(type="bytes")
     spec = SourceSpec(
         name, mix.sources[name], base_dir=base_dir, tokenizer=tokenizer, seed=mix.seed
@@ -91,7 +91,7 @@ def test_what_a_state_says_was_drawn_is_left_out_and_nothing_else(files, shuffle
     assert sorted(set(found) - dropped) == sorted(left)
     assert len(found) == len(left) + len(dropped) == len(TEXTS) - 4 * steps
     if not shuffle and not dropped:
-        assert found == left  # in the order of the files, as there
+        assert found == left  # in the order of the files, as in torchdata
 
 
 def test_rows_of_tables_are_records_as_lines_are(files):

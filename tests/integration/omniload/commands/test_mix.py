@@ -262,7 +262,7 @@ def test_plan_counts_what_a_policy_for_overlong_documents_leaves_out(tmp_path):
     whole = a_mix_file(tmp_path / "whole", pack={"overlong": "split"})
     split = json_of("plan", whole, "--steps", 40, "--cache-dir", tmp_path / "cache")
 
-    # Fewer tokens in an epoch: the same budget goes through it more often.
+    # An epoch has fewer tokens, so the same budget goes through it more often.
     assert kept["total"]["ids"]["epochs"] > 1.1 * split["total"]["ids"]["epochs"]
 
 
@@ -596,7 +596,7 @@ def test_a_plan_of_a_run_that_a_cap_ends_is_of_the_steps_before_and_ends_with_th
             rf"the run ends at {about}step {step} of 500: sources\.ids: .* raise max_repetition",
             str(result.exception),
         )
-    # Planned so far, and as a run has it.
+    # Planned to this step, with the same message as in a run.
     if rehearsed == 500:
         assert len(content["rehearsed"]["steps"]) == step
         assert f"step {step} asks for more than 2 times" in content["refused"]["why"]
@@ -704,7 +704,7 @@ def test_check_bears_bad_records_that_are_skipped_unless_all_are(tmp_path):
         results[name] = checked(tmp_path, config)
 
     assert results["some.jsonl"].exit_code == 0
-    told = "".join(results["some.jsonl"].output.split())  # wherever lines are broken
+    told = "".join(results["some.jsonl"].output.split())  # whatever the line breaks
     assert "sources.web:1ofitsfirst3recordsareleftout,ason_errorsays;thefirst:" in told
     assert "some.jsonl:2:hasnokey'text';ithastitle" in told
     assert isinstance(results["none.jsonl"].exception, ConfigError)

@@ -40,7 +40,7 @@ def mix_path(tmp_path, monkeypatch):
 
 
 def keys_of(batch):
-    """Source, position and first token of every piece of a batch, sorted."""
+    """Return source, position and first token of every piece of a batch, sorted."""
     keys = np.concatenate([microbatch.keys_K4 for microbatch in batch.microbatches])
     return sorted((key[0], key[1], key[3]) for key in keys.tolist())
 
@@ -326,7 +326,7 @@ def test_audit_that_finds_nothing_says_so(mix_path, tmp_path):
     looked_at = len(json_of("audit", tmp_path / "run", "--step", 3)["samples"])
     said = f"as journaled: 0 of {looked_at} samples or pieces of samples contain 'no such words'"
     assert said in " ".join(result.stdout.split())
-    assert "microbatch" not in result.stdout  # no table of nothing
+    assert "microbatch" not in result.stdout  # no empty table
 
 
 def test_audit_answers_for_the_mix_as_it_was_though_the_file_was_edited(mix_path, tmp_path):
@@ -461,7 +461,7 @@ def test_a_verb_takes_in_no_record_of_a_step_before_the_last_base(
 
     assert result.exit_code == 0, result.output
     steps = [int(text[8:]) for text in taken if text.startswith(b'{"step":')]
-    # Steps 10 and 11 begin alike in nine bytes.
+    # Steps 10 and 11 begin with the same nine bytes.
     assert steps == ([8, 9, 1, 1] if verb == "show" else [8, 9, 1])
 
 

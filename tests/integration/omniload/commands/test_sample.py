@@ -1,4 +1,4 @@
-"""``omniload mix sample``: a corpus from nothing, and the mix that comes with it."""
+"""``omniload mix sample``: a generated corpus, and the mix that comes with it."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Pages of ``mix audit --html`` and ``mix preview --html``: texts whole, images as trained on, nothing that runs."""
+"""Pages of ``mix audit --html`` and ``mix preview --html``: whole texts, images as trained on, no scripts."""
 
 import base64
 import io
@@ -37,7 +37,7 @@ def page_at(tmp_path, *options):
 
 
 def pixels_in(html):
-    """Return the images of a page, each as its shape and bytes, sorted."""
+    """Return the images of a page, as shapes and bytes, sorted."""
     images = [np.asarray(Image.open(io.BytesIO(base64.b64decode(d)))) for d in IMAGE.findall(html)]
     return sorted((pixels.shape, pixels.tobytes()) for pixels in images)
 
@@ -63,7 +63,7 @@ def test_every_image_of_a_step_is_shown_as_it_was_trained_on(tmp_path, strategy,
     ]
     assert pixels_in(html) == sorted((pixels.shape, pixels.tobytes()) for pixels in trained)
     assert len(trained) > 5
-    # Each stands where it belongs: no token that holds its place is left among the words.
+    # Each image stands at its place: no placeholder token remains among the words.
     assert "\x07" not in html
     assert re.search(r"\w[^<]*<img [^>]*>\s*a \w", html), "no image stands between words"
 
@@ -131,7 +131,7 @@ batch: {tokens: 1024, micro_tokens: 512}
 
 @pytest.fixture
 def masked_mix(tmp_path):
-    """A mix file of questions that are read, and answers and ends that are trained on."""
+    """A mix file of questions that are only read, and answers and ends that are trained on."""
     asked, answered = b"what & why? ", b"so it is."
     ids = [*asked, *answered, ByteEncoder().end_of_document_id]
     masks = [0] * len(asked) + [1] * (len(answered) + 1)

@@ -27,7 +27,7 @@ pytestmark = [
 
 @pytest.fixture
 def tracker_of_spawned_processes():
-    """Python's own, which comes with the first process that is spawned and stays as long as this one."""
+    """Start Python's tracker, which comes with the first spawned process and lives as long as this process."""
     resource_tracker.ensure_running()
 
 
@@ -81,7 +81,7 @@ def test_a_small_plane_tells_what_messages_take_at_each_role_and_a_job_is_simula
     assert len(costs.takes_s) > 1
     for of_place in costs.takes_s:
         assert 1e-6 < of_place[0] <= of_place[-1] < 10
-    # An actor that has loaded what roles load; Ray's raylet and its store of facts.
+    # An actor that has loaded the modules of roles; Ray's raylet and its store of facts.
     assert costs.process_bytes > 20 << 20
     assert costs.node_bytes > 10 << 20
     assert simulate(job, with_planner(profile, job, unseen)).cpu_step_s > 0

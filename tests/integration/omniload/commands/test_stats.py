@@ -109,7 +109,7 @@ def test_the_first_epoch_is_without_the_records_that_were_drawn_before(mix_path,
 
 def test_a_column_that_no_batch_brings_is_read_by_nobody_who_measures(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    # Behind the first records, of which a check looks at every column.
+    # The nulls come after the first records, in which a check looks at every column.
     scores = [1.0] * 200 + [None] * 40
     table = pa.table({"ids": [[1, 2, 3]] * 240, "score": scores})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=120)
@@ -138,7 +138,7 @@ def test_equal_captions_of_different_images_are_different_documents(tmp_path, mo
     mix = a_drawn_mix(tmp_path, sources=["captions"])
     path = tmp_path / "mix.yaml"
     path.write_text(yaml.safe_dump(mix.model_dump(mode="json")), encoding="utf-8")
-    # Two of one text, and one of them again: images of one size have the same tokens, which hold their places.
+    # Two with one text, and one of them again: images of one size have the same placeholder tokens.
     images = [png_of(pixels) for pixels in (ramp(8, 8), 255 - ramp(8, 8), ramp(8, 8))]
     for shard in tmp_path.glob("captions-*.tar"):
         shard.unlink()
@@ -158,7 +158,7 @@ def test_tokens_a_second_are_measured_from_the_first_batch_on_however_long_openi
     mix_path, monkeypatch
 ):
     class Clock:
-        """Each batch takes a tenth of a second, and opening longer than all that is measured."""
+        """A clock by which a batch takes a tenth of a second, and opening takes longer than the whole measurement."""
 
         now_s = 0.0
 
@@ -177,7 +177,7 @@ def test_tokens_a_second_are_measured_from_the_first_batch_on_however_long_openi
 
     found = json_of("stats", mix_path, "--measure", 0.6)["measured"]
 
-    # Two batches, and one step between them, are taken however little time is left.
+    # At least two batches are taken, with one step between them, however little time is left.
     assert found["steps"] > 1
 
 

@@ -1,4 +1,4 @@
-"""Shares by tags of samples: ``omniload mix stats`` foretells them, ``omniload mix audit`` finds them in a step."""
+"""Shares by tags of samples: ``omniload mix stats`` predicts them, ``omniload mix audit`` finds them in a step."""
 
 import json
 from collections import Counter

@@ -181,7 +181,7 @@ def test_a_folder_that_is_full_ends_it_with_what_is_kept_in_place(file):
     assert "loader.token_cache: takes no more, at unit" in said
     assert (
         0 < sum(path.stat().st_size for path in entries(file)) <= 1.1 * (1 << 20)
-    )  # several writers pass it a little
+    )  # several writers exceed it slightly
     file.write_text(MIX)
     assert set(left_of(made(file)).values()) == {0}
 
@@ -200,7 +200,7 @@ def test_a_bad_record_is_told_as_in_a_run(file, policy):
 
 
 class Command:
-    """``omniload mix tokenise`` of many documents in a terminal, which it leads a group of processes of."""
+    """``omniload mix tokenise`` of many documents in a terminal, as the leader of a process group."""
 
     def __init__(self, file):
         self.process = subprocess.Popen(

@@ -32,7 +32,7 @@ def mix(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def unbroken(mix):
-    """Rows of every step, as one process has them."""
+    """Rows of every step in a run of one process."""
     keywords = {"steps": STEPS, "runtime_kind": "auto", "runtime_address": "", "arrays": "numpy"}
     words = [sys.executable, str(RANK), str(mix), json.dumps(keywords)]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)

@@ -50,7 +50,7 @@ with ThreadPoolExecutor(1) as threads:
 """
 
 
-# Four and five planes: 10 s each where nothing else runs.
+# Four and five planes take 10 s each on an idle machine.
 @pytest.mark.parametrize(
     "program",
     [

@@ -1,4 +1,4 @@
-"""A process that a Ray of others has connected before it opens a plane, as Ray Train does: actors, folders, bundles."""
+"""A process that is connected to a Ray before it opens a plane, as in Ray Train: actors, folders, placement groups."""
 
 import subprocess
 import sys
@@ -82,7 +82,7 @@ assert ray.is_initialized() == (before == "connected")
 """
 
 
-# Four planes: 20 s where nothing else runs.
+# Four planes take 20 s on an idle machine.
 @pytest.mark.parametrize(
     ("before", "closes_first"),
     [

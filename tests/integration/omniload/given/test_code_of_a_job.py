@@ -1,4 +1,4 @@
-"""Functions that a job brings in its ``runtime_env``: every role of its plane has them, wherever it is."""
+"""Functions in a job's ``runtime_env``: every role of its plane has them, on every host."""
 
 import json
 
@@ -43,7 +43,7 @@ def working_dir(tmp_path):
     return folder
 
 
-# Environments are made for a job, its ranks and each role: 20 s where nothing else runs.
+# Environments are made for a job, its ranks and each role, which takes 20 s on an idle machine.
 @pytest.mark.soak
 @pytest.mark.parametrize("as_what", ["working_dir", "py_modules"])
 def test_functions_in_the_working_dir_of_a_job_reach_loaders_and_planner_beside_variables_of_the_mix(

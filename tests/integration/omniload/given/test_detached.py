@@ -1,4 +1,4 @@
-"""A plane that outlives the driver which opened it, in a real Ray: attached to, refused, stopped, ended by itself."""
+"""A plane that outlives the driver that opened it, in a real Ray: attached to, refused, stopped, ended by itself."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def stop(given, run_dir):
     return subprocess.run(words, env=given, capture_output=True, text=True, check=False)
 
 
-# Three processes that load all of Ray and one another: 20 s where nothing else runs.
+# Three processes load all of Ray, one after another, which takes 20 s on an idle machine.
 def test_the_next_driver_goes_on_with_a_plane_whose_driver_was_killed_until_it_is_stopped(
     given, mix, unbroken, tmp_path, keywords
 ):
@@ -60,19 +60,19 @@ def test_a_driver_that_is_killed_before_its_rank_has_joined_costs_the_next_one_s
         log = (tmp_path / name / "logs" / "opener.log").read_text()
         assert "go on at step 0" in log, log
         assert "has ended; no rank was there" in stop(given, job["run_dir"]).stdout
-        if took_s < LEASE_S:  # on a busy machine a process may take as long to load Ray
+        if took_s < LEASE_S:  # on a busy machine a process may take as long as this to load Ray
             break
 
     assert took_s < LEASE_S, "it waited for a lease of nobody"
 
 
-@pytest.mark.soak  # 40 s: six processes, and as long as ranks are given to be gone
+@pytest.mark.soak  # 40 s: six processes, and the time after which ranks count as gone
 def test_a_plane_goes_on_on_other_ranks_and_is_opened_anew_and_others_are_refused_meanwhile(
     given, mix, unbroken, tmp_path, keywords
 ):
     killed = run_job(given, mix, program=DRIVER, takes=2, end="kill", **keywords)
 
-    # On two ranks, which are actors of the same Ray, of another job of it.
+    # On two ranks, which are actors of another job in the same Ray.
     going_on = keywords | {"state": killed["state"]}
     ranks = run_job(given, mix, tmp_path / "meet", **going_on)["ranks"]
     assert samples([killed, *ranks]) == unbroken

@@ -1,4 +1,4 @@
-"""A detached plane of several hosts, and of ranks that have peers: attached to from another host than its opener's."""
+"""A detached plane of several hosts, with ranks that have peers: attached to from another host than its opener's."""
 
 import json
 import os
@@ -27,7 +27,7 @@ LIMIT_S = 240
 
 @contextmanager
 def a_ray_of(hosts, scratch):
-    """Have a node of one Ray on each host; gives the variables of its users, and the nodes."""
+    """Start a node of one Ray on each host; yield the variables of its users, and the nodes."""
     env = environment(TMPDIR=str(scratch), OWN_RAYLETS="yes", **NO_TOKEN)
     env |= {"RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": 6})}
     nodes, head = [], ()
@@ -85,7 +85,7 @@ def test_ranks_of_two_hosts_go_on_with_a_plane_whose_opener_is_on_either(
         job = Job(env, mix, scratch)
         first = job.driver([here, there], takes=2)
         log = (scratch / "run" / "logs" / "opener.log").read_text
-        # Rank 0 is on the other host now, and the opener where it was.
+        # Rank 0 is on the other host now, and the opener is in its old place.
         second = job.driver([there, here], takes=2, state=first[0]["state"])
         assert "go on at step 2" in log()
         third = job.driver([there], takes=2, state=second[0]["state"])

@@ -1,4 +1,4 @@
-"""A source that would end the run is refused as it is added, and nothing has changed: neither the run nor its edits."""
+"""A source that would end the run is refused when it is added, and neither the run nor its edits change."""
 
 import json
 

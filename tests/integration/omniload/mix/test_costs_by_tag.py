@@ -135,14 +135,14 @@ def test_a_plan_that_is_foretold_is_costed_by_tags(mix, tmp_path):
         figures = figures_of(mix, plan, 2, rehearsal.tags_of(plan))
 
         assert figures.imbalance == pytest.approx(max(costs) / np.mean(costs))
-        # Two ranks, a half of the rows each: in order they are further apart than balanced.
+        # Each of the two ranks has half of the rows: in order they are further apart than balanced.
         assert figures.imbalance < figures.imbalance_before <= 2
         with pytest.raises(ConfigError, match=r"failed on .*'columns\.lang'.*load them"):
             figures_of(mix, plan, 2)
     rehearsal.close()
 
 
-# Processes are started one after the other, each in up to a minute on a busy machine.
+# Processes start one after another, each in up to a minute on a busy machine.
 @pytest.mark.timeout(600)
 @pytest.mark.ray
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def test_two_ranks_through_ray_have_the_rows_of_a_local_run_though_loader_and_pl
         holders = plane.holders()
 
     assert [holders[role] for role in ("loader-1", "planner")] == ["loader-1+1", "planner+1"]
-    # Rank by rank: where rows are placed is of the same cost, and of the same tags.
+    # Rank by rank, because rows are placed by the same cost and the same tags.
     assert [list(map(batch_digest, each)) for each in steps] == [
         list(map(batch_digest, each)) for each in local
     ]

@@ -49,7 +49,7 @@ def run_dir(tmp_path, mix_path):
 
 @pytest.fixture
 def books(tmp_path):
-    """A file that declares a further source."""
+    """A file that declares another source."""
     write_texts(tmp_path / "more" / "books.jsonl", [f"book {i} " * (i % 9 + 1) for i in range(40)])
     path = tmp_path / "more" / "books.yaml"
     source = {"type": "jsonl", "path": "books.jsonl", "tags": {"domain": "prose"}}
@@ -93,7 +93,7 @@ def test_a_run_of_threads_is_changed_by_the_command_line_and_goes_on_elsewhere(
     assert at == 3 + 5 * AHEAD
     again = a_spec(mix_path, run_dir=run_dir, state=saved)
     assert replayed(again, len(digests) - at) == digests[at:]
-    # A state alone brings the edits that hold by then to another folder.
+    # A state alone brings the edits that apply by then to another folder.
     moved = a_spec(mix_path, run_dir=tmp_path / "other", state=whole)
     with LocalPlane(moved) as plane, Client(plane.handle(0)) as client:
         assert client.next_batch().source_tags == batch.source_tags
@@ -142,7 +142,7 @@ def test_a_run_at_rest_is_changed_from_the_first_step_that_it_never_planned(mix_
 
 
 class TestPlaneOfAnotherHost:
-    """Its lock may not be seen here, and its clock be another."""
+    """Its lock may not be visible here, and its clock may differ."""
 
     HOUR_S = 3_600.0
 
@@ -394,7 +394,7 @@ def test_a_plane_that_does_not_answer_is_named(mix_path, run_dir, monkeypatch):
         assert not (run_dir / REQUEST_NAME).exists()
 
 
-# `make test` has edits of a job on Ray whose rank is killed, and histories of edits whose loaders are.
+# `make test` has edits of a job on Ray whose rank is killed, and histories of edits whose loaders are killed.
 @pytest.mark.soak
 @pytest.mark.ray
 @pytest.mark.slow
@@ -671,7 +671,7 @@ def test_of_a_run_of_amounts_a_skip_and_its_undoing_tell_no_shares_and_no_policy
 
 
 def _log_steps(run_dir, digests):
-    """Write the log of trainers that saw steps of these digests."""
+    """Write the log of trainers that saw steps with these digests."""
     with RunLog(run_dir) as log:
         for step, digest in digests:
             log.write(a_step(step, digest=f"{digest:016x}"))
@@ -718,7 +718,7 @@ def test_a_stage_by_epochs_begins_at_one_step_for_every_run_and_is_shown(tmp_pat
         clients = [Client(plane.handle(rank)) for rank in range(2)]
         assert taken_by(clients, 190) == digests[10:]
     assert read_history(tmp_path / "other", load_mix(path)[0]).edits == (edit,)
-    # A file that says the step is the same run.
+    # A file with this step is the same run.
     stages[1] = {**stages[1], "from_step": edit.step}
     del stages[1]["from_epochs"]
     plain = a_mix_file(tmp_path, rows=6, micro_rows=1, version=2, mix={"stages": stages})
@@ -787,5 +787,5 @@ def test_an_answer_in_words_of_another_release_is_told_at_once(mix_path, run_dir
 
     assert isinstance(result.exception, StateError)
     assert "words of another release than this one (taken.certain: Extra" in str(result.exception)
-    # Taken up, as the message has one look.
+    # The edit was accepted, because the message has one look.
     assert len(read_history(run_dir, load_mix(mix_path)[0]).edits) == 1

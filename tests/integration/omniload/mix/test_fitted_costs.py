@@ -1,4 +1,4 @@
-"""A cost that is fitted to what ranks report: an edit of the run, which a resume has again whatever it measures."""
+"""A cost that is fitted to reports of ranks: an edit of the run, which a resume repeats whatever it measures."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def mix(tmp_path_factory):
 
 
 def two_ranks(mix, meet, cost=(), **keywords):
-    """Run two ranks, of which the second is twice as slow where they report a ``cost``."""
+    """Run two ranks, the second twice as slow if they report a ``cost``."""
     cost = [*cost, 1.0, 2.0] if cost else []
     ranks = []
     for rank in range(2):
@@ -61,7 +61,7 @@ def dealt(results):
 
 
 def samples(results):
-    """Return the rows of each step, whichever rank has them."""
+    """Return the rows of each step, on all ranks."""
     return {
         step: sorted(row for rank in ranks for micro in rank for row in micro)
         for step, ranks in dealt(results).items()
@@ -77,7 +77,7 @@ def test_what_two_ranks_measure_is_fitted_journaled_and_the_same_behind_a_resume
 
     (edit,) = edits_in(fitted[0]["state"])
     assert isinstance(edit.change, FitCost)
-    assert EVERY <= edit.step < STEPS  # behind what ranks had by the first fit
+    assert EVERY <= edit.step < STEPS  # after the steps that ranks had at the first fit
     assert (edit.change.linear, edit.change.quadratic) == pytest.approx((1.5e-6, 6e-6), rel=0.4)
     assert edit.change.quadratic / edit.change.linear == pytest.approx(PAIR_S / TOKEN_S, rel=0.01)
     shown = json_of("show", run["run_dir"])

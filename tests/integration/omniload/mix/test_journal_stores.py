@@ -1,4 +1,4 @@
-"""A journal on real servers: S3 (moto's, where it is installed) and HDFS."""
+"""A journal on real servers: S3 (moto's, if it is installed) and HDFS."""
 
 import uuid
 
@@ -85,7 +85,7 @@ def test_a_run_keeps_its_journal_on_s3_and_resumes_from_it(tmp_path, s3_url, s3)
     )
     assert not (tmp_path / "run" / JOURNAL_NAME).exists()
     puts = [request for request in asked if request.startswith("PUT") and "/lines/" in request]
-    assert 2 <= len(puts) <= 9  # the base, and a window of steps each
+    assert 2 <= len(puts) <= 9  # the base, and one put for each window of steps
 
 
 def test_a_bucket_that_is_not_there_is_told(tmp_path, s3_url):

@@ -1,4 +1,4 @@
-"""A mix is changed at random, by two shells at once and by halves, while ranks come and go: nothing is lost by it."""
+"""A mix changes at random, by two shells at once and by halves, while ranks come and go: no sample is lost."""
 
 import os
 import random
@@ -97,7 +97,7 @@ def test_a_run_of_actors_that_are_killed_meanwhile_is_that_of_its_edits_alone(
     killed = []
 
     def kill(plane, chance):
-        with suppress(UnavailableError):  # one that was killed before has not been replaced yet
+        with suppress(UnavailableError):  # one that was killed earlier has not been replaced yet
             role, pid = chance.choice(sorted(plane.pids().items()))
             os.kill(pid, signal.SIGKILL)
             killed.append(role)

@@ -1,4 +1,4 @@
-"""Dynamic sampling over a real data plane: one process, and two that agree by torch's collectives."""
+"""Dynamic sampling over a real data plane: one process, and two that agree through torch's collectives."""
 
 import json
 import os
@@ -152,7 +152,7 @@ def ranks_that_sample(warm_python, world, *arguments):
 
 
 def joined(parts):
-    """Return what all ranks were handed of a batch, in one order."""
+    """Return the groups of all ranks in a batch, in one order."""
     assert len({(part["digest"], part["rounds"]) for part in parts}) == 1
     groups = sorted(group for part in parts for group in part["groups"])
     return parts[0]["digest"], parts[0]["rounds"], groups
@@ -202,7 +202,7 @@ def test_a_job_killed_within_a_batch_goes_on_from_its_state_on_other_ranks(
         wanted = [told_of(alone.next_batch(rollout)) for _ in range(6)]
 
     rounds = [each["rounds"] for each in wanted]
-    # In its second round: all ranks are within the batch then, and have kept the state before it.
+    # In its second round, when all ranks are within the batch and have kept the state before it.
     at = next(batch for batch in range(1, 6) if rounds[batch] > 1)
     last = str(sum(rounds[:at]) + 2)
     _, killed = ranks_that_sample(warm_python, 4, mix, "5", "6", "--killed-in", last)

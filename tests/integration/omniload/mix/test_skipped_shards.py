@@ -158,7 +158,9 @@ def test_a_run_at_rest_goes_on_without_a_shard_from_a_step_that_it_was_trained_o
     with omniload.open(mix_path, run_dir=run, arrays="numpy", state=states[8]) as loader:
         loader.next_batch()
         loader.next_batch()
-    taken_back = json_of("audit", run, "--step", 9)["samples"]  # behind the journal of before
+    taken_back = json_of("audit", run, "--step", 9)[
+        "samples"
+    ]  # after the journal of the previous life
     for shard in ("ids/1.parquet", "0.jsonl"):
         run_mix("skip", run, "--shard", shard, "--at", 6)
     with omniload.open(
@@ -176,7 +178,7 @@ def test_a_run_at_rest_goes_on_without_a_shard_from_a_step_that_it_was_trained_o
     assert again[:2] == audited[4:6]
     kept = {"/".join(s["shard"].split("/")[-2:]) for samples in again[4:] for s in samples}
     assert kept == {"text/1.jsonl", "text/2.jsonl", "ids/0.parquet"}
-    # Shards that stay come in the order that they have: each record of text at its old position, none twice.
+    # Records of the other shards keep their order: each record of text is at its old position, none twice.
     pieces = [
         (s["position"], s["sub"], s["first_token"])
         for samples in again

@@ -219,7 +219,7 @@ def test_what_was_decided_before_is_not_decided_again_where_no_loop_reports_anyt
 
 
 def test_a_decision_that_is_due_as_a_job_dies_waits_for_its_next_start(mix_path, tmp_path):
-    """It held from behind all that was planned, and no other was due until ranks came there."""
+    """Earlier, it took effect after all planned steps, and no other decision was due until ranks came there."""
     run = tmp_path / "run"
     with omniload.open(mix_path, run_dir=run, arrays="numpy") as loader:
         taken(loader, 1, {})
@@ -253,7 +253,7 @@ def test_steering_goes_on_until_the_run_has_ended(mix_path, tmp_path, monkeypatc
             assert beside.is_alive()
             assert time.monotonic() < until_s
             taken(loader, 1, {})
-    # Only now: a plane of a busy machine is silent for as long now and then, and steering would end with it.
+    # Set only now, because a plane on a busy machine is sometimes silent for as long, and steering would end.
     monkeypatch.setattr(pulse, "_GONE_S", 3.0)
     beside.join(120)
 
@@ -275,7 +275,7 @@ def test_a_run_that_has_ended_is_told_as_one(mix_path, tmp_path, monkeypatch, ag
         taken(loader, 2, {})
     status = read_status(run).model_copy(update={"written_at": began_at - age_s})
     (run / STATUS_NAME).write_text(status.model_dump_json())
-    # Time passes from look to look alone, however busy the machine is.
+    # Time passes only between looks, however busy the machine is.
     seconds = {"monotonic": clock.now_s, "sleep": clock.sleep}
     passing = SimpleNamespace(time=lambda: began_at + clock.now_s(), **seconds)
     monkeypatch.setattr(pulse, "time", passing)
@@ -405,7 +405,7 @@ def test_a_bandit_is_steered_by_the_turns_of_the_folder_and_a_resume_makes_its_d
         take(loader, 30, found)
     assert f"no {goes_by} was reported from step 0 on" in str(none.exception)
 
-    # The algorithm of the paper, a turn of six steps each; a decision is asked for at the end of one.
+    # The algorithm of the paper, with turns of six steps; a decision is requested at the end of a turn.
     arms, estimates, explored = len(names), dict.fromkeys(names, 0.0), [1 / len(names)]
     edits = []  # first steps, and shares
     for turn, decided in enumerate(said, 1):

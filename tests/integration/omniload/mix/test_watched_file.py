@@ -31,7 +31,7 @@ def mix_path(tmp_path, monkeypatch):
 
 
 def with_weights(path, weights, **sources):
-    """Return the text of a mix file with other weights, and sources more."""
+    """Return the text of a mix file with other weights and further sources."""
     mix = yaml.safe_load(path.read_text())
     mix["mix"]["stages"] = [{"from_step": 0, "weights": weights}]
     mix["sources"] |= sources
@@ -89,7 +89,7 @@ def test_each_save_is_followed_and_a_faulty_or_half_written_one_changes_nothing(
         assert edits_of(run, base) == ["set", "add"]
         while not batch.tokens_by_source.get("books"):
             batch = loader.next_batch()
-    # Only now: a plane of a busy machine is silent for as long now and then, and the watch would end with it.
+    # Set only now, because a plane on a busy machine is sometimes silent for as long, and the watch would end.
     monkeypatch.setattr(pulse, "_GONE_S", 3.0)
     beside.join(WAIT_S)
 

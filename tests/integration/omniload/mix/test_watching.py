@@ -1,4 +1,4 @@
-"""Watching a plane that runs: the file of its run, the two commands, and every metric that the dashboard names."""
+"""Watching a running plane: the file of its run, the two commands, and every metric that the dashboard names."""
 
 import json
 import os
@@ -47,7 +47,7 @@ MIX = {
 
 @pytest.fixture
 def plane(tmp_path, monkeypatch):
-    """A loader that has taken three steps, its folder, and what its planner answers Prometheus."""
+    """A loader that has taken three steps, its folder, and the planner's answer to Prometheus."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(status_file, "_EVERY_S", 0.05)
     (tmp_path / "a.txt").write_text("text of a document\n" * 50, encoding="utf-8")
@@ -132,7 +132,7 @@ def test_show_tells_the_rate_and_what_was_skipped_of_each_source(tmp_path, monke
     table = shown().stdout
     assert "skipped" in table
     assert "steps/s" in table
-    # Without what its processes wrote last, the journal says the rest.
+    # Without the last file of its processes, the journal contains the rest.
     (run / "status.json").unlink()
     left = json.loads(shown("--json").stdout)
     assert (left["skipped"], left["steps_per_s"]) == (told["skipped"], 0.0)
@@ -177,7 +177,7 @@ def test_the_run_folder_holds_lines_of_every_role_and_top_shows_the_last_of_one_
     assert "source web: read again in" in (run / "logs" / "loader-0.log").read_text()
     assert "SECRETSECRET" not in (run / "logs" / "loader-0.log").read_text()
     assert "does not answer" in json.loads(told.output)["last_lines"]["loader-0"]
-    assert "loader-0: 2" in shown.output  # the table, and below it the line with its time
+    assert "loader-0: 2" in shown.output  # the table, and below it the line of its time
     assert "logs/loader-0.log" in shown.output.replace("\n", "")
 
 
@@ -191,7 +191,7 @@ def test_every_metric_of_the_dashboard_and_the_alerts_is_there(plane):
     assert len(named) >= 14
     # A metric without any count has only a line for its type; all others have a value here.
     uncounted = {"omniload_retries_total", "omniload_samples_skipped_total"}
-    # Roles note their figures after the step that they belong to was handed out.
+    # Roles record the figures of a step after the step was handed out.
     until_s = time.monotonic() + LIMIT_S
     there: set[str] = set()
     while not named - there <= uncounted:
@@ -334,7 +334,7 @@ def test_the_doctor_finds_the_loader_whose_source_is_slow(tmp_path, monkeypatch)
         taking.start()
         try:
             until_s = time.monotonic() + LIMIT_S
-            # A busy machine may keep the planner from its core for longer than a read takes.
+            # A busy machine may keep the planner off its core for longer than a read takes.
             while (found_first := next(iter(found(2)["findings"]), {})).get("role") != "loader-0":
                 assert time.monotonic() < until_s
             while "runtime.loaders" not in (shown := told(2)):

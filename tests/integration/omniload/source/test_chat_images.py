@@ -40,9 +40,9 @@ KINDS = pytest.mark.parametrize(
 
 
 def a_chat_mix(folder, *, pairs=False, **changes):
-    """Write conversations of which a third has no image, and return a mix of them and of plain text.
+    """Write conversations, a third of them without an image, and return a mix of them and of plain text.
 
-    ``pairs`` has them pairs of messages, or of texts where it is that word.
+    ``pairs`` makes them pairs of messages, or of texts if it is that word.
     """
     (folder / "t.jinja").write_text(TEMPLATE)
     rows = []

@@ -47,7 +47,7 @@ def steps(folder, *, names=None, state=None, stop=STEPS):
 @pytest.mark.parametrize("names", [None, {}, NAMES])
 def test_a_run_goes_on_under_the_names_that_it_began_with(folder, names):
     whole, _ = steps(folder)
-    began = None if names == {} else names  # the names of templates, said or not, are the same
+    began = None if names == {} else names  # the names of templates are the default
     first, state = steps(folder, names=began, stop=3)
 
     rest, _ = steps(folder, names=names, state=state)

@@ -1,4 +1,4 @@
-"""A damaged part of a file costs the steps that need it, and none before them, however far it was read ahead."""
+"""A damaged part of a file costs the steps that need it, and no earlier step, however far it was read ahead."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ batch: {tokens: 1024, micro_tokens: 512}
 
 
 def written(folder, *, is_damaged, on_error="", more=""):
-    """Write documents that repeat their own number, in row groups of which one may be damaged."""
+    """Write documents that repeat their own number, in row groups, one of which may be damaged."""
     folder.mkdir()
     rng = np.random.default_rng(1)
     lengths = rng.integers(20, 200, GROUPS * ROWS)
@@ -43,7 +43,7 @@ def written(folder, *, is_damaged, on_error="", more=""):
 
 
 def steps_of(mix, runtime):
-    """Return the tokens of every step up to the first that needs the damaged group, and what ended the run."""
+    """Return the tokens of every step before the first one that needs the damaged group, and the error of the run."""
     steps = []
     with omniload.open(mix, runtime=runtime, arrays="numpy", rank=0, world_size=1) as loader:
         try:

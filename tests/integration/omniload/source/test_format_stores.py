@@ -1,7 +1,7 @@
 """Every kind of shard on each store, with a running server: the same samples as from a folder, and the refusals.
 
-S3 is moto's server, Cloud Storage an emulator, HDFS Hadoop's own. A few kinds of each store are run always, all of them
-in ``make soak``: formats make the same calls as over the store in memory of their contract.
+S3 is moto's server, Cloud Storage an emulator, HDFS Hadoop's own. A few kinds run in every test run, and all of them
+in ``make soak``, because formats make the same calls as over the in-memory store of their contract.
 """
 
 from itertools import product
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 N = SHARDS * TEXTS_PER_SHARD
 SECRET = "a-secret-of-the-store"
 ALWAYS = {
-    # Its library reads by itself.
+    # Its library reads with its own client.
     ("s3", "lance-tokens"),
     ("s3", "megatron"),
     ("hdfs", "mds"),

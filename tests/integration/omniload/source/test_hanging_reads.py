@@ -25,7 +25,7 @@ batch: {tokens: 64, micro_tokens: 64}
 runtime: {batch_timeout: LIMIT}
 """
 LINES, GIVEN_BYTES = b'{"text": "a"}\n' * 500_000, 4 << 20
-"""More than a client reads ahead."""
+"""More lines than a client reads ahead."""
 ENDS_SLOWLY = """\
 import time
 class Held:
@@ -33,7 +33,7 @@ class Held:
         sleep(1.2)
 held = Held()
 """
-"""Is torn down for as long as a client waits in one go, as a process that has loaded much may be."""
+"""A script whose tear-down lasts as long as one wait of a client, as in a process that has loaded many modules."""
 TRAINS = """\
 import signal, omniload
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
@@ -47,7 +47,10 @@ with omniload.open("mix.yaml", steps=1, arrays="numpy") as loader:
     sys.stdin.readline()
     list(loader)
 """
-"""Has the store asked before it waits for a batch. Opening is limited too, and takes a busy machine some seconds."""
+"""A script that makes the store receive the request before it waits for a batch.
+
+Opening has a limit too, and takes some seconds on a busy machine.
+"""
 LEAVES = """\
 import sys, threading, omniload
 kept = []
@@ -56,12 +59,12 @@ threading.Thread(target=lambda: kept.append(omniload.open("mix.yaml", **given)),
 sys.stdin.readline()
 sys.exit(7)
 """
-"""Without a word to its loader."""
+"""A script that ends without closing its loader."""
 
 
 @pytest.fixture
 def store():
-    """A server that holds back the end of a file; ``asked`` is set once it was asked for that."""
+    """A server that holds back the end of a file; ``asked`` is set once that part is requested."""
     asked, over = threading.Event(), threading.Event()
 
     class Answers(BaseHTTPRequestHandler):

@@ -18,7 +18,7 @@ SIZES = {"small": len(LINE) * 100, "large": 9 << 20}
 
 
 class WholeFiles(BaseHTTPRequestHandler):
-    """Sends files whole, whatever part is asked for."""
+    """Sends files whole, whatever part is requested."""
 
     says_size = True
     sent_bytes = 0
@@ -46,7 +46,7 @@ class WholeFiles(BaseHTTPRequestHandler):
 
 
 class Ailing(WholeFiles):
-    """Answers with an error once it has one."""
+    """Answers with an error once an error is set."""
 
     status = 200
 
@@ -59,7 +59,7 @@ class Ailing(WholeFiles):
 
 
 class Dated(WholeFiles):
-    """Gives parts, no tag, and the time of writing."""
+    """Sends parts, without tags, with the time of writing."""
 
     content, written, gave = LINE * 100, "Fri, 02 Jan 2026 11:58:00 GMT", 0
 

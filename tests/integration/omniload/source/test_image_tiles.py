@@ -1,4 +1,4 @@
-"""Mixes whose images are cut into tiles: a tile is an image to all that is behind the columns of its sample."""
+"""Mixes whose images are cut into tiles: everything after the source loader treats a tile as an image."""
 
 from collections import Counter
 

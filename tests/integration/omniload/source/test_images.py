@@ -121,7 +121,7 @@ def test_images_dealt_apart_from_rows_are_the_same_and_arrive_where_they_belong(
                     for k in range(count):
                         assert np.array_equal(by_place.pop(first + k), patches[k])
                 assert not by_place
-    # Something travelled: an image that stays at its rank proves nothing.
+    # Some image must travel, because an image that stays at its rank proves nothing.
     assert any(
         share.sends_W.sum() > share.sends_W[rank]
         for step in apart
@@ -131,7 +131,7 @@ def test_images_dealt_apart_from_rows_are_the_same_and_arrive_where_they_belong(
 
 
 def after_all_to_all(shares, length):
-    """Return what each rank holds at each place of its rows or slices, ``[N, 48]``, where a patch is its embedding."""
+    """Return the contents of each place in each rank's rows or slices, ``[N, 48]``; a patch is its embedding."""
     sent = []
     for share in shares:
         made = share.images_I.values_V.reshape(-1, 48)
@@ -158,11 +158,11 @@ class Exchanged:
     travelled: int = 0
     """Embeddings that went to another rank."""
     cut: int = 0
-    """Shares whose embeddings leave in another order than they are made in."""
+    """Shares whose embeddings are sent in another order than that in which they are made."""
 
     @classmethod
     def of(cls, tree, step):
-        """Have the ranks of a tree exchange embeddings by hand, of batches by place along dp and cp."""
+        """Let the ranks of a tree exchange embeddings by hand, for batches by place along dp and cp."""
         made = cls()
         for m in range(len(step[0, 0].microbatches)):
             made.add(tree, {place: batch.microbatches[m] for place, batch in step.items()}, m)
@@ -197,7 +197,7 @@ class Exchanged:
 
 
 def require_same_rows(exchanged, batches):
-    """Require that each row has its patches, as one rank has them with images of its own."""
+    """Require that each row has the same patches as on a single rank that encodes its own images."""
     expected = patches_by_row(batches)
     assert exchanged.rows.keys() == expected.keys()
     assert all(np.array_equal(exchanged.rows[row], expected[row]) for row in expected)
@@ -244,7 +244,7 @@ def test_images_dealt_over_ranks_that_share_rows_arrive_in_the_slice_that_holds_
         if tree.size_of("cp") == 1:
             wanted, found = (combined(map(batch_digest, each)) for each in (batches, step.values()))
             assert found == wanted
-    # Something was dealt, and travelled; where rows are cut, parts of images leave out of order.
+    # Some images were dealt and travelled; if rows are cut, parts of images are sent out of order.
     assert sum(made.travelled for made in exchanged) > 0
     assert tree.size_of("cp") == 1 or sum(made.cut for made in exchanged) > 0
 

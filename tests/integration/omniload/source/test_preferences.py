@@ -1,4 +1,4 @@
-"""Preference pairs from files to a loss: each side is what its tokenizer and template make of it alone."""
+"""Preference pairs from files to a loss: each side is the result of its tokenizer and template alone."""
 
 import csv
 import json
@@ -127,7 +127,7 @@ def a_mix(kind="jsonl", style="messages", transform=(), **changes):
 
 
 def sides_of(rows):
-    """Return tokens and labels of the documents of each pair, and check that nothing else is there."""
+    """Return tokens and labels of the documents of each pair, and check that there are no others."""
     bounds, tokens = rows.cu_seqlens, rows.tokens.reshape(-1)
     labels, places = rows.labels.reshape(-1), rows.position_ids.reshape(-1)
     for pair in rows.pairs.tolist():
@@ -215,7 +215,7 @@ def test_a_loss_of_pairs_is_that_of_sequences_that_nobody_packed(folder):
 
 
 def test_no_side_predicts_the_first_token_of_the_other(folder):
-    # A token that begins with the prompt's last letter belongs to the answer as well.
+    # A token that begins with the prompt's last letter also belongs to the answer.
     library = Tokenizer.from_file("model/tokenizer.json")
     word = max(t for t in library.get_vocab() if t.isalpha() and t.isascii() and len(t) > 1)
     assert len(library.encode(word).ids) == 1

@@ -1,4 +1,4 @@
-"""Runs of joined documents, weights counting sequences: exact over ranks, readers, resumes and a token cache.
+"""Runs of joined documents, with weights by sequences: exact over ranks, readers, resumes and a token cache.
 
 The oracle reads the files by pyarrow, json and numpy, without any code of ours. For documents that stay apart, it
 computes their lengths as OLMo-core does and positions as Megatron does.
@@ -62,7 +62,7 @@ def a_joined_mix(
 
 
 def run(folder, mix, *, dp=1, count=STEPS, state=None):
-    """Return the digest of each step, and the state behind each."""
+    """Return the digest of each step, and the state after each."""
     spec = PlaneSpec(mix=mix, base_dir=folder, tree=ClientPlaceTree.of(dp=dp), state=state)
     with LocalPlane(spec) as plane:
         clients = [Client(plane.handle(rank)) for rank in range(dp)]
@@ -261,7 +261,7 @@ def test_steps_of_documents_apart_are_the_same_for_other_ranks_readers_and_resum
 def test_rows_of_a_file_know_their_documents_as_olmo_core_and_megatron_find_them(tmp_path):
     rng = np.random.default_rng(3)
     ids = rng.integers(0, 60, 40 * LENGTH + 5).astype(np.uint16)
-    # Ends at the first and the last token of a row, one behind another, and a row without any.
+    # Ends are at the first and the last token of a row, and one after another; one row has none.
     ids[[0, LENGTH - 1, LENGTH, 2 * LENGTH - 2, 2 * LENGTH - 1]] = END
     ids[3 * LENGTH : 4 * LENGTH] = 9
     ids.tofile(tmp_path / "flat.bin")

@@ -1,4 +1,4 @@
-"""A shard cache before real servers, S3 (moto's, where it is installed) and HDFS: what of a second run reaches them."""
+"""A shard cache with real servers, S3 (moto's, if it is installed) and HDFS: the requests of a second run."""
 
 import json
 import uuid
@@ -61,7 +61,7 @@ def write(folder, kind, mark=""):
 
 
 class Shards:
-    """A folder that was put into a store."""
+    """A folder with its copy in a store."""
 
     def __init__(self, folder, url, kind):
         self.folder, self.url, self.kind = folder, url, kind

@@ -31,7 +31,7 @@ batch: {tokens: 64, micro_tokens: 64}
 
 @pytest.fixture
 def silent_port():
-    """A port that takes every connection and never answers."""
+    """A port that accepts every connection and never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
         yield server.getsockname()[1]
 
@@ -128,7 +128,7 @@ def test_of_a_silent_store_alone_the_command_says_that_it_may_be_tried_again(tmp
 def test_a_namenode_that_is_gone_is_told_before_its_client_gives_up(
     tmp_path, silent_port, hdfs, listens
 ):
-    """Its own client tries again for minutes, where a port refuses too."""
+    """Its own client tries again for minutes, even if a port refuses."""
     assert hdfs.url
     url = f"hdfs://127.0.0.1:{silent_port if listens else free_port()}"
     (tmp_path / "c.jsonl").write_text('{"text": "a"}\n' * 40)

@@ -1,4 +1,4 @@
-"""A token cache on real servers: S3 (moto's, where it is installed) and HDFS."""
+"""A token cache on real servers: S3 (moto's, if it is installed) and HDFS."""
 
 import uuid
 
@@ -38,7 +38,7 @@ def require_filled_and_used(folder, url):
     whole = place.read(torn)
     place.write(torn, whole[:-20])
     assert read_whole(a_source(folder, url)) == expected
-    assert place.read(torn) == whole  # made anew
+    assert place.read(torn) == whole  # made again
 
 
 def test_a_cache_on_s3_is_filled_used_and_not_believed_where_it_is_torn(s3, tmp_path, monkeypatch):

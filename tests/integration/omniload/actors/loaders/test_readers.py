@@ -1,4 +1,4 @@
-"""Sources that several read at once, in threads and in processes: the steps of a run with one reader each."""
+"""Sources with several readers at once, in threads and in processes: the steps of a run with one reader each."""
 
 import json
 import os
@@ -27,12 +27,12 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
 STEPS = 40
 FEW = 16
-"""Enough to read each source several times before and behind a change."""
+"""Steps enough to read each source several times before and after a change."""
 WHOLE_WITHIN_S = 60
 
 
 def a_mix(folder, **changes):
-    # Steps of some hundred samples: a source is read again every few of them.
+    # Steps of some hundred samples, so a source is read again every few of them.
     return a_corpus(folder, records=6_000, rows=256, micro_rows=64, masked=True, **changes)
 
 
@@ -59,7 +59,7 @@ def corpus(tmp_path_factory):
 
 
 class OpenedFirst(divided.ThreadReader):
-    """A reader that has the source open before anything is read: a busy machine has all steps read before that."""
+    """A reader that has the source open before any read; otherwise a busy machine would have read all steps by then."""
 
     def __init__(self, open_part):
         self.is_open = threading.Event()
@@ -107,7 +107,7 @@ def test_readers_fill_a_token_cache_and_take_their_units_from_it_without_changin
 
 
 class Swinging(ReaderScaler):
-    """Asks for another number of readers of a source after each of its reads."""
+    """Requests another number of readers of a source after each of its reads."""
 
     def handle(self, event):
         if not isinstance(event, ReadEnded):
@@ -130,7 +130,7 @@ def test_readers_that_come_and_go_with_each_read_change_no_step(corpus, numbers,
     assert read
 
 
-# `make test` has loaders that are killed and stopped, and readers as threads.
+# `make test` covers killed and stopped loaders, and readers as threads.
 @pytest.mark.soak
 @pytest.mark.ray
 @pytest.mark.slow

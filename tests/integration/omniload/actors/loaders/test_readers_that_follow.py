@@ -29,7 +29,7 @@ pytestmark = [
 
 FEW = 4
 WITHIN_S = 240.0
-"""Twenty seconds until others come and two minutes until they go, on a machine that does other things as well."""
+"""Twenty seconds until readers are added and two minutes until they are removed, on a machine with other work."""
 PACE_S = 0.2
 STAGE_AT = 400
 BEFORE = 20
@@ -37,7 +37,7 @@ BEFORE = 20
 
 
 def a_slow_tokenizer(folder):
-    """Write a tokenizer that merges letters at random: each word of a text is another one, and takes its time."""
+    """Write a tokenizer that merges letters at random: each word of a text is different, and takes its time."""
     library = Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     texts = words(0, 2_000)
@@ -58,7 +58,7 @@ def readers_now():
 
 @pytest.fixture
 def a_heavy_mix(tmp_path, monkeypatch):
-    """Return what writes a mix with a source of which more would take several readers."""
+    """Return a function that writes a mix with a source which needs several readers at a larger share."""
     cores = len(os.sched_getaffinity(0))
     # The test passed with a load of eight for each core. Under a higher load, a reader gets less of a core than it
     # needs.
@@ -111,7 +111,7 @@ def test_before_a_stage_of_the_mix_a_reader_is_there_and_no_step_changes(tmp_pat
     assert replayed(a_spec(path, readers={"text": 1}), len(digests)) == digests
 
 
-@pytest.mark.soak  # four minutes: others come after twenty seconds, and go after two minutes
+@pytest.mark.soak  # four minutes: readers are added after twenty seconds, and removed after two minutes
 @pytest.mark.timeout(1200)
 def test_readers_come_as_the_weight_of_a_source_rises_and_go_as_it_falls(tmp_path, a_heavy_mix):
     path = a_heavy_mix(weights={"ids": 1.0, "text": 1e-6})

@@ -1,4 +1,4 @@
-"""Sources whose reads wait, more of them than a loader has threads that read: all that it holds is given meanwhile."""
+"""Sources whose reads wait, more of them than a loader has reading threads: its held samples are served meanwhile."""
 
 import os
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("leaves_nothing_behind")]
 
 SLOW = [f"slow{n}" for n in range(6)]
 FROM = 24
-"""Step from which on these are drawn."""
+"""Step from which on these sources are drawn."""
 LAB = """
 import os, time
 
@@ -31,7 +31,7 @@ def waits(tokens, *, until):
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
-    """A transform of a user, which every process of a plane knows, and which waits for a file."""
+    """A user's transform that every process of a plane knows, and that waits for a file."""
     registered = tmp_path / "code" / "lab-1.0.dist-info"
     registered.mkdir(parents=True)
     (registered / "METADATA").write_text("Metadata-Version: 2.1\nName: lab\nVersion: 1.0\n")

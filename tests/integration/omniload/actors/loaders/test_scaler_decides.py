@@ -1,4 +1,4 @@
-"""The scaler of a running plane of actors decides by itself: a loader is there before a stage of slow sources begins.
+"""The scaler of a running plane decides by itself: a loader is ready before a stage of slow sources begins.
 
 Times are a twentieth of those in a run. The decisions, and the loads that cause them, are the machine's own.
 """
@@ -34,7 +34,7 @@ STEP_S, RISES, LIMIT_S = 0.05, 160, 240.0
 
 
 def a_slow_mix(folder, milliseconds, falls):
-    """Two sources that are read at once, and four that wait for each document: first a tenth of the mix, then most."""
+    """Two sources without delay, and four that wait for each document: first a tenth of the mix, then most of it."""
     few = dict.fromkeys(QUICK, 0.45) | dict.fromkeys(SLOW, 0.025)
     many = dict.fromkeys(QUICK, 0.05) | dict.fromkeys(SLOW, 0.225)
     slowly = {"type": "map", "function": "slowly", "of": "tokens"}
@@ -87,7 +87,7 @@ class Trainer:
                 assert time.monotonic() < ends_s, f"loaders were {self.loaders}"
                 time.sleep(1.0)
                 if len(self.digests) < to - 1:
-                    break  # the pace falls, and the stage is as near in steps
+                    break  # the pace falls, and the stage stays as near in steps
             began_s = time.monotonic()
             self.digests.append(combined(batch_digest(c.next_batch()) for c in self.clients))
             self.loaders.append(self.num_loaders())
