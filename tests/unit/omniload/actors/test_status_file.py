@@ -1,4 +1,4 @@
-"""The status of a plane: its last one is of the end, whatever has gone by then."""
+"""The status of a plane: the last one is written at the end, whatever has ended by then."""
 
 import logging
 import threading

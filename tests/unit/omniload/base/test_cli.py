@@ -24,7 +24,7 @@ ERRORS = {}
 ROOMS = ("omniload", "fusefs", "snapshot", "trainer_integration")
 VARIABLE = re.compile(r"\bOMNILOAD_[A-Z_]+\b")
 INTERNAL = "OMNILOAD_MARKS"
-"""Says to a process that ends others which are its own; no user sets it."""
+"""Tells a process that ends other processes which of them are its own; no user sets it."""
 
 
 @click.command()
@@ -50,7 +50,7 @@ def act(outcome):
 
 @click.command()
 def refuse():
-    """Say whose it is."""
+    """Report whose fault it is."""
     click.echo("ours")
 
 

@@ -479,7 +479,7 @@ def test_a_key_of_an_item_is_looked_for_among_those_of_items():
 
 
 def test_a_key_of_another_type_is_told_with_that_type():
-    """It is spelt right: to say that it was meant would send the reader in a circle."""
+    """The key is spelt correctly, so a suggestion of the same key would mislead the reader."""
     (fault,) = faults_of("name: x\nshapes:\n- {type: square, side: 1, radius: 2}\n")
 
     assert fault.endswith(

@@ -1,4 +1,4 @@
-"""The name of the distribution stands once; a missing part says what to install; a namesake is refused."""
+"""The name of the distribution is in one place; a missing part names the command to install; a namesake is refused."""
 
 import re
 import tomllib
@@ -90,7 +90,7 @@ def test_a_missing_module_of_ours_stays_a_fault_of_ours():
 
 
 def refused_by_fsspec(module):
-    """Return the error of fsspec where the package of a client is not installed."""
+    """Return fsspec's error if the package of a client is not installed."""
     try:
         try:
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)

@@ -1,4 +1,4 @@
-"""No secret is shown, wherever it stands: a canary in every URL and option, and every way out."""
+"""No secret is shown in any place: a canary in every URL and option, and every output."""
 
 import logging
 import pickle

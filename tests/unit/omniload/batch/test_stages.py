@@ -1,4 +1,4 @@
-"""Stages of a pipeline: each rank has the columns of its stage as the whole batch has them, and others are refused."""
+"""Stages of a pipeline: each rank has its stage's columns, equal to those of the whole batch; others are refused."""
 
 from dataclasses import replace
 

@@ -327,7 +327,7 @@ def rows_of(path):
 
 
 def counted(tokens):
-    """Return the texts in rows of tokens that are bytes with an end behind each text."""
+    """Return the texts in rows of tokens; tokens are bytes, with an end token after each text."""
     text = bytes(t if t < 256 else 0x20 for t in tokens.tolist() if t).decode()
     return text.split()
 

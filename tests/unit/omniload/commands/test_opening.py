@@ -1,4 +1,4 @@
-"""Opening a mix: everything that is wrong is said at once, and indexes have a place of their own."""
+"""Opening a mix: all faults are reported at once, and indexes have a place of their own."""
 
 import gzip
 import io

@@ -29,7 +29,7 @@ LONG, CUT = "x" * 65, "de\0"
 
 @pytest.fixture(autouse=True)
 def by_lang(monkeypatch):
-    """Have the cost ``by_lang`` read the column ``lang`` of samples."""
+    """Make the cost ``by_lang`` read the column ``lang`` of samples."""
     cost = lambda lengths_P, langs_P: lengths_P * (1.0 + (langs_P == "de"))  # noqa: E731 -- with an attribute of its own
     cost.of = ("lengths", "columns.lang")
     known = Registered(name="by_lang", function=cost, distribution="lab 1")

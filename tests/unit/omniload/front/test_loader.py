@@ -28,7 +28,7 @@ from tests.support.plane.builders import a_microbatch
 
 
 class FakeClient:
-    """Four steps from wherever its state says."""
+    """Four steps from the place in its state."""
 
     def __init__(self, state, stop=4):
         self.next_step = 0 if state is None else state["step"]
@@ -88,7 +88,7 @@ def test_a_loop_over_epochs_is_told_once_that_a_mix_has_none(caplog):
 
 
 def next_of(batches):
-    """Return the next batch, asked for once more behind each error; ``None`` at the end."""
+    """Return the next batch, requested again after each error; ``None`` at the end."""
     while True:
         try:
             return next(batches, None)
@@ -727,7 +727,7 @@ def test_cp_peers_tell_together_of_rows_that_they_share(observed, tmp_path):
     # One peer has three of the nine labels of code, and the other one six.
     told = losses_of_step(tmp_path / "shared", 1).sources
     assert told == {"code": SourceLoss(3 * 1.0 + 6 * 2.0, 9)}
-    # One word of the whole step is said by both.
+    # Both peers report one word of the whole step.
     told = losses_of_step(tmp_path / "shared", 2).sources
     assert told == {"code": SourceLoss(150.0, 100)}
 

@@ -214,7 +214,7 @@ class Deals:
 
 
 class OfPlace(Fetched):
-    """A handle of a place, whose batches say which one it is."""
+    """A handle of a place, whose batches name the place."""
 
     def __init__(self, place):
         super().__init__()

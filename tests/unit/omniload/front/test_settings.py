@@ -35,7 +35,7 @@ def type_given(kind, metadata=()):
 
 
 def settings_of_models():
-    """Return name and type of every setting, by section and key, and by the key where one section alone has it."""
+    """Return name and type of every setting, by section and key, and by the key alone if only one section has it."""
     found, short = {"seed": int}, []
     for section in SECTIONS:
         model = MixConfig.model_fields[section].annotation

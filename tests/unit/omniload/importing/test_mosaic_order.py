@@ -1,4 +1,4 @@
-"""Mosaic's order over many nodes, compared with what Mosaic itself has left of an epoch."""
+"""Mosaic's order over many nodes, compared with the rest of an epoch that Mosaic itself computes."""
 
 import json
 from pathlib import Path

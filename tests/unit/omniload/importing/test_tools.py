@@ -34,7 +34,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def imported(folder, tool, content, *, name="file.yaml", leave_out=(), sizes=(), **asked):
-    """Return the mix that a file becomes, as its mix file says it, and the notes."""
+    """Return the mix that a file becomes, as in its mix file, and the notes."""
     file = folder / name
     file.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
     report = Report(left_out=frozenset(leave_out))
@@ -707,7 +707,7 @@ class TestLlmFoundry:
         assert (code.path, code.text) == (
             "s3://b/code/train",
             "text",
-        )  # no index here says that it has tokens
+        )  # no index here says whether it has tokens
         assert (mix.pack.length, mix.batch.tokens, mix.batch.micro_tokens) == (32, 640, 160)
         assert "num_workers: 8 has no equivalent: a matter of speed" in notes
 

@@ -1,4 +1,4 @@
-"""The partition: how many loaders, and who shares one."""
+"""The partition: the number of loaders, and the sources that share one."""
 
 import pytest
 

@@ -268,7 +268,7 @@ def test_what_was_taken_by_all_is_released_and_samples_still_carried_are_kept():
 
     commands = planner.handle(StepTaken(step=0, dp_rank=0))
 
-    # Data constructors hear of it with the plans, and loaders behind them.
+    # Data constructors hear of it with the plans, and loaders after them.
     told = [type(each) for each in commands if isinstance(each, PublishPlans | ReleaseSamples)]
     assert told == [PublishPlans, ReleaseSamples]
     assert released_by(commands) == [1]
@@ -750,7 +750,7 @@ def test_a_planner_that_takes_over_reads_on_once_it_hears_how_far_ranks_are():
     assert len(steps) >= 8
     planner = a_planner(mix, known=[step.after for step in steps[:8]], life=1, num_steps=16)
     planner.handle(Started())
-    # Enough for one step, as if no rank had any: this is heard before ranks say where they are.
+    # Enough for one step, as if no rank had any step, because this comes before ranks report their steps.
     assert of_kind(planner.handle(report((10,) * 4, stop=4)), ReadAhead) == []
     asked = planner.handle(StepTaken(step=7, dp_rank=0))
 

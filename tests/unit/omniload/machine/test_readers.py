@@ -20,7 +20,7 @@ class Job:
         self.coming, self.was_ahead = None, []
 
     def goes_on(self, seconds, *, work, core=1.0, gains=True, dividing=None, lacked=False):
-        """Read for so long what takes one reader ``work`` seconds a second; return the numbers of readers since."""
+        """Read data that takes one reader ``work`` seconds a second; return the numbers of readers since."""
         changes = []
         until_s = self.now_s + seconds
         while self.now_s < until_s:
@@ -44,7 +44,7 @@ class Job:
         return Ahead(step=step, coming=coming if coming and step < coming.steps[-1] else None)
 
     def to_rise(self, step, before, then, *, drawn=None):
-        """Have the share of the source jump at a step that is to come."""
+        """Let the share of the source jump at a coming step."""
         drawn_S = {} if drawn is None else {WEB: drawn}
         steps, shares = (int(self.now_s), step - 1, step), (before, before, then)
         self.coming = Coming(steps=steps, shares_S={WEB: shares}, drawn_S=drawn_S)

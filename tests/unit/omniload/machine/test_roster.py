@@ -150,7 +150,7 @@ READS = Task(doing="reads /data/0.parquet", since_s=7.0)
     [
         (lambda _: READS, 59, False),
         (lambda _: READS, 61, True),
-        # One call behind the other, each at the same place: it gets on.
+        # One call after the other, each at the same place: the loader makes progress.
         (lambda now_s: replace(READS, since_s=now_s // 30), 600, False),
         (lambda _: None, 600, False),
         # On another host: the quicker an answer, the better is known when the call began there.
@@ -201,7 +201,7 @@ def test_a_member_that_never_begins_is_replaced_as_if_it_had_ended():
 
 
 def unheard(roster, *, seconds, from_s=100.0, stopped=()):
-    """Look without any heartbeat; return what comes of it."""
+    """Look without any heartbeat; return the commands."""
     looked = (
         MembersSeen(now_s=from_s + tenths / 10, beats={}, stopped=frozenset(stopped))
         for tenths in range(int(10 * seconds) + 1)
@@ -253,7 +253,7 @@ def test_a_process_that_goes_on_in_time_is_left_alone():
 
 
 def lose_holder(roster):
-    """Lose the holder of a role without shadows; make the next one ready, where there is one."""
+    """Lose the holder of a role without shadows; make the next member ready, if there is one."""
     commands = roster.handle(MemberEnded(roster.holder_of(ROLE), "killed"))
     for command in commands:
         if isinstance(command, StartMember):

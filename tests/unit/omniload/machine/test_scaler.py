@@ -241,7 +241,7 @@ def test_parts_of_a_loader_that_ran_empty_are_tried_as_one_once_they_were_full_f
     scaler, after = a_scaler(), {"loader-0": (0, 1), "loader-1": (2,)}
     assert len(meets(scaler, SLOW)) == 1
 
-    # One of them is not full for a moment: the hour begins anew.
+    # One of them is not full for a moment, so the hour starts again.
     assert meets(scaler, {}, 3000, of=after, from_s=125) == []
     assert meets(scaler, {2: 0.5}, 60, of=after, from_s=3130) == []
     assert meets(scaler, {}, 3000, of=after, from_s=3195) == []

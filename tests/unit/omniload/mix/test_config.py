@@ -35,7 +35,7 @@ LONG_ROWS = {
 
 
 def with_changes(changes):
-    """Return the good file with values at dotted keys replaced, or taken away where they are None."""
+    """Return the good file with values at dotted keys replaced, or removed if they are None."""
     tree = yaml.safe_load(GOOD)
     for key, value in changes.items():
         *path, last = [int(part) if part.isdigit() else part for part in key.split(".")]
@@ -268,13 +268,13 @@ def test_small_steps_are_made_further_ahead_and_several_at_once(tokens, asked, a
 @pytest.mark.parametrize(
     ("patch", "merge", "memory", "ahead"),
     [
-        # Half of what there is of text, where memory allows it.
+        # Half of the text that exists, if memory allows it.
         (14, 1, "4GiB", 16),
         # A token takes 588 bytes, or four times that; a step is of 131,072.
         (14, 1, "256MiB", 3),
         (14, 1, "512MiB", 6),
         (14, 2, "2GiB", 6),
-        # One is made while ranks have the other.
+        # One is built while ranks have the other.
         (14, 2, "1MiB", 2),
     ],
 )

@@ -1,4 +1,4 @@
-"""The fingerprint: changed by what decides membership, and by nothing else."""
+"""The fingerprint changes with everything that decides membership, and with nothing else."""
 
 import pytest
 

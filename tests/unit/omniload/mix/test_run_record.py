@@ -59,7 +59,7 @@ def test_the_mix_file_is_found_where_it_was_or_where_it_came_with_the_folder(tmp
     found_alone = read_run_record(alone).last.mix_path
     copy = a_file(tmp_path / "deep")
     found_beside = read_run_record(alone).last.mix_path
-    # A start from there notes both ways anew.
+    # A start from there records both paths again.
     write_run_record(alone, copy, {"dp": 1}, from_step=1)
     both_moved = (tmp_path / "deep").rename(tmp_path / "other") / "run"
 

@@ -108,7 +108,7 @@ def test_stages_that_begin_in_the_middle_give_what_the_whole_gave(ramp):
 
     for begin in range(25):
         rest = stages_from(stages, begin)
-        for again in range(begin, 25):  # an edit behind an edit
+        for again in range(begin, 25):  # an edit after an edit
             last = stages_from(rest, again)
             found = [weights_at(last, NAMES, step) for step in range(again, 25)]
             assert found == pytest.approx(whole[again:], abs=1e-11)

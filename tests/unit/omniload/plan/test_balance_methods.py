@@ -89,7 +89,7 @@ def test_a_cap_on_the_counts_costs_little_balance(seed):
 def test_differencing_that_breaks_the_cap_is_repaired():
     costs_N = np.array([90.0, *[1.0] * 9])
     free = balance(costs_N, 2, method="karmarkar_karp")
-    assert max(counts_of(free, 2)) > 5  # otherwise this test says nothing
+    assert max(counts_of(free, 2)) > 5  # otherwise this test proves nothing
 
     capped = balance(costs_N, 2, method="karmarkar_karp", max_count=5)
 

@@ -26,7 +26,7 @@ MIX = MIX.model_copy(update={"batch": MIX.batch.model_copy(update={"columns": tu
 
 @pytest.fixture
 def reading(monkeypatch):
-    """Have the cost and the strategy ``mine`` read some columns."""
+    """Make the cost and the strategy ``mine`` read some columns."""
 
     def read(of_cost, of_strategy):
         for module, of in ((declared, of_cost), (strategies, of_strategy)):

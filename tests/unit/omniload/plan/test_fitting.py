@@ -1,4 +1,4 @@
-"""A cost is fitted to times that outliers, slow ranks and noise are among; or it is said why there is none."""
+"""A cost is fitted to times with outliers, slow ranks and noise, or the reason for a missing fit is given."""
 
 from dataclasses import replace
 

@@ -138,7 +138,7 @@ def test_a_strategy_and_a_cost_of_the_users_reach_the_plan(installed):
 
 
 def a_tagged_mix(**balance):
-    """A mix of two sources, of which one is tagged."""
+    """A mix of two sources, one of them tagged."""
     mix = a_mix(sources=("news", "proofs"), rows=8, length=16, micro_rows=2)
     proofs = mix.sources["proofs"].model_copy(update={"tags": {"domain": "math"}})
     sources = {"news": mix.sources["news"], "proofs": proofs}

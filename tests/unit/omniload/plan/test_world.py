@@ -1,4 +1,4 @@
-"""The ranks of a run from a step on: which request makes others, and which one is over."""
+"""The ranks of a run from a step on: the request that changes them, and the request that is out of date."""
 
 import pytest
 from hypothesis import given

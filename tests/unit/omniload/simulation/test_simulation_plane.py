@@ -170,7 +170,7 @@ def test_messages_take_longer_where_ranks_train_and_as_long_as_ever_at_full_spee
     rested, free = with_messages(roles=roles), with_messages(roles=even_roles(0.0))
 
     def times_of(step_s, cores):
-        """Return how many times as much messages take as at full speed, and what part of the cores is idle."""
+        """Return the cost of messages relative to that at full speed, and the idle part of the cores."""
         with_rest, ever, none = (found(each, step_s, cores) for each in (rested, a_profile(), free))
         times = (with_rest.cpu_step_s - none.cpu_step_s) / (ever.cpu_step_s - none.cpu_step_s)
         return times, 1.0 - with_rest.cpu_step_s / (cores * with_rest.seconds / with_rest.steps)

@@ -56,7 +56,7 @@ _PLANES = {}
 
 
 def a_plane_once(roles, size):
-    """Return what ``a_plane`` does; several tests ask for the same."""
+    """Return the result of ``a_plane``, cached, because several tests need the same one."""
     key = repr(sorted(roles.items())), size
     if key not in _PLANES:
         _PLANES[key] = a_plane(roles, size)
@@ -102,7 +102,7 @@ def test_planning_that_takes_longer_in_a_plane_than_by_itself_is_found_and_taken
     found = costs_by_role(*planes_of(slow), clock=AT_REST, least_s=0.0)
 
     assert found["planner"].own == pytest.approx(1.5, abs=0.05)
-    # Some windows are planned, or one more: by which step one is goes by the time that messages take.
+    # Some windows are planned, or one more: the time of messages decides the step at which one is planned.
     assert spent_in(a_plane(found, (16, 16)))["planner"] == pytest.approx(
         spent_in(a_plane(slow, (16, 16)))["planner"], rel=1 / 15
     )

@@ -117,7 +117,7 @@ def test_a_stage_of_the_mix_has_its_readers_before_it_begins():
     assert found(50).readers == 0  # half a minute has to pass first
     assert found(137).readers == 3
     assert found(137, stage_at=1_500).readers == 0
-    assert found(175).waits.longest_s < 0.1  # eight seconds where nothing is foreseen
+    assert found(175).waits.longest_s < 0.1  # eight seconds without foresight
 
 
 @pytest.mark.parametrize(("cores", "readers"), [(2.0, 2), (4.0, 4), (16.0, 8)])

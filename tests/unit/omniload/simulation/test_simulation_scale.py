@@ -1,4 +1,4 @@
-"""Small planes that are measured for a job: how small they are, and what of the job they keep."""
+"""Small planes that are measured for a job: their size, and the properties of the job that they keep."""
 
 from pathlib import Path
 

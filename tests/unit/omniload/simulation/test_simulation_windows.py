@@ -18,7 +18,7 @@ _WINDOWS = 4
 
 @pytest.fixture
 def a_clock_that_stands_still_once(monkeypatch):
-    """Have every look at the processor's clock take a millisecond, and the 40th ten seconds."""
+    """Make every reading of the processor's clock take a millisecond, and the 40th ten seconds."""
     looks = count()
     now_s = [0.0]
 

@@ -4,7 +4,7 @@ import pytest
 
 @pytest.fixture
 def memory():
-    """The store in memory of this process, empty again behind a test."""
+    """The in-memory store of this process, emptied after a test."""
     store = fsspec.filesystem("memory")
     yield store
     store.store.clear()

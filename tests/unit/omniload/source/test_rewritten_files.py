@@ -1,4 +1,4 @@
-"""A local file whose size and times of writing are as before is looked at again where its time of change is not."""
+"""A local file with the same size and times of writing is checked again if its time of change differs."""
 
 import errno
 import gc
@@ -73,7 +73,7 @@ def file(tmp_path, builder):
 
 
 def write(path, content, *, as_another=False):
-    """Write to a file, or put another in its place, and give it the times of before."""
+    """Write to a file, or replace it, and give it the old times."""
     status = path.stat()
     new = path.with_name("new") if as_another else path
     new.write_bytes(content)

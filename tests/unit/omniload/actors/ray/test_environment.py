@@ -1,4 +1,4 @@
-"""Whose Ray a process is connected to that wants to open a data plane, and where its crashes are traced."""
+"""The Ray to which a process is connected before it opens a data plane, and the place of crash traces."""
 
 import faulthandler
 import os

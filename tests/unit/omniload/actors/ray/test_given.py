@@ -32,7 +32,7 @@ def connected(monkeypatch, *modules, namespace="of the trainer", named=()):
 
 @pytest.fixture
 def uses(monkeypatch):
-    """Return what notes planes over the connection of a process that has none yet."""
+    """Return the record of planes over the connection of a process that has no plane yet."""
     none_yet = SimpleNamespace(users=0, made=False, owned=False)
     monkeypatch.setattr(namespaces, "_CONNECTION", none_yet)
     return namespaces.use_connection
@@ -130,7 +130,7 @@ def test_a_plane_in_the_ray_that_another_has_started_for_itself_is_refused_until
 
 @pytest.fixture
 def at_work():
-    """Have another thread of this process be at work on its connection."""
+    """Let another thread of this process use its connection."""
     begun, ends = threading.Event(), threading.Event()
 
     @namespaces.in_turn("connects to the Ray at head:6379")

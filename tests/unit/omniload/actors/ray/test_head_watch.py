@@ -9,7 +9,7 @@ from omniload.actors.ray.head_watch import HeadWatch, between_looks_s, check_ser
 from omniload.base.errors import UnavailableError
 
 RAY_S = 60.0
-"""Ray ends a process behind this long without its head."""
+"""Time without its head after which Ray ends a process."""
 PROMISED_S = 56.0
 """Limit within which a lost head is reported, counted from its last answer (docs/design/roles/0016)."""
 LOOK_S = 5.0
@@ -17,7 +17,7 @@ LOOK_S = 5.0
 
 
 class Head:
-    """A head of the test's making, and the clock of who looks at it."""
+    """A fake head, and the clock of the watch that looks at it."""
 
     def __init__(self, ranks=8, draw=0.5, late_s=0.0, *, is_cut=True):
         self.now_s, self.is_there, self.looks = 1000.0, True, []

@@ -186,7 +186,7 @@ def test_a_plane_is_whole_once_its_shadow_has_at_hand_what_it_would_begin_with()
     before = keeper.is_whole()
 
     decoded.set_result(None)
-    # It is heard in the keeper's thread, which asks the planner anew a second later.
+    # It is handled in the keeper's thread, which asks the planner again a second later.
     made.planner.outstanding.asked.get(timeout=LIMIT_S)
     after = keeper.is_whole()
     keeper.close()

@@ -65,7 +65,7 @@ def test_on_one_host_constructors_are_no_more_than_half_its_cores_unless_so_many
     ("runtime", "roles"),
     [
         ({}, ("planner", "loader-0")),
-        # One that is elsewhere answers though the opener's host is cut off.
+        # A constructor on another host answers even if the opener's host is cut off.
         ({"place": {"loaders": {"cpus": 1}}}, ("planner", "constructor-3")),
         ({"place": {"loaders": {"cpus": 1}}, "elastic": True}, ("planner",)),
     ],

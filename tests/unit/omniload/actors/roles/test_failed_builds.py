@@ -36,7 +36,7 @@ def an_order(*steps, heard=0, **served):
 
 
 def fail(shell, *orders):
-    """Have orders that were asked with fail one after another, behind their answers."""
+    """Let orders that came with a question fail one after another, after their answers."""
     building = [Future() for _ in orders]
     for each, order in zip(building, orders, strict=True):
         shell.told_beside(each, order)

@@ -1,4 +1,4 @@
-"""The shell of a source loader: what one reads again that takes over, and how one ends that reads."""
+"""The shell of a source loader: the reads of a loader that takes over, and the end of a loader that reads."""
 
 import itertools
 import queue
@@ -366,7 +366,7 @@ def test_of_a_long_error_of_a_store_a_heartbeat_has_the_first_letters(a_shell, c
     monkeypatch.setattr(clock, "sleep", lambda _: said.extend(activity.progress().tasks))
     shell.read_ahead(ReadAhead(source=0, start=0, stop=9))
 
-    assert [task.doing.count("9") for task in said] == [100]  # and a space behind each
+    assert [task.doing.count("9") for task in said] == [100]  # and a space after each
     shell.close()
 
 

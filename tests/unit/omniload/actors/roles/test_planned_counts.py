@@ -80,7 +80,7 @@ def test_a_step_is_counted_once_every_rank_has_taken_it_and_one_that_was_taken_b
     assert counted.read() == {}
     counts.note([], slowest=1)
     assert counted.read() == {("tokens", "taken"): 10, ("samples", "taken"): 1}
-    # Steps 2 and 3 are planned anew, with a source that was added.
+    # Steps 2 and 3 are planned again, with an added source.
     anew = [planned(step, {1: 2}, taken=3, added=7) for step in (2, 3)]
     counts.note([CutJournal(step=2), *anew], slowest=2)
     counts.note([], slowest=4)

@@ -461,7 +461,7 @@ def test_a_planner_whose_journal_was_taken_over_leaves_the_edits_of_the_next_one
 
     with pytest.raises(StateError, match="taken the journal over"):
         shell.change(an_edit(web=2.0)).result(LIMIT_S)
-    shell.close()  # it waits for the thread, which notes what ended it behind that answer
+    shell.close()  # it waits for the thread, which records the cause of its end after that answer
     with pytest.raises(StateError, match="taken the journal over"):
         shell.change(an_edit(web=2.0))
 

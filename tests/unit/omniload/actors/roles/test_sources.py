@@ -158,7 +158,7 @@ loader: {{shard_cache: {{path: near, limit: 64MB}}}}
     opening = SourceOpening(mix=load_mix(mix_file)[0], number=0, base_dir=tmp_path, cache_dir=None)
 
     def read_bytes(readers):
-        """Open it, and return what reading of all of it takes from the disk: all of it lies there."""
+        """Open it, and return the disk reads of reading everything; all of it is on the disk."""
         caches = Caches.of(opening.mix, tmp_path)
         parts = [ThreadReader(opening.open_part) for _ in range(1, readers)]
         for part in parts:

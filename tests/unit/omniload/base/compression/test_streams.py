@@ -26,7 +26,7 @@ def places(packed):
 
 
 def in_members(sizes, level=6, filled=b""):
-    """Compress members of some sizes, the last of all that is left, with something behind each."""
+    """Compress members of some sizes, the last with the whole rest, and ``filled`` after each."""
     at, packed = 0, []
     for size in [*sizes, len(DATA)]:
         packed.append(gzip.compress(DATA[at : at + size], level) + filled)

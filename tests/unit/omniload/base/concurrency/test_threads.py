@@ -34,7 +34,7 @@ def test_results_come_in_the_order_of_the_items_and_the_first_error_is_raised():
 
 @pytest.fixture
 def no_threads():
-    """Have the system give no thread, for a stack larger than the address space; yields how to have it give them."""
+    """Make the system refuse threads, by a stack larger than the address space; yield a function that undoes it."""
     before = threading.stack_size(1 << 46)
     yield lambda: threading.stack_size(before)
     threading.stack_size(before)
@@ -216,7 +216,7 @@ def test_a_read_that_asks_its_store_once_more_is_given_up_again(monkeypatch):
     waits = threading.Event()
 
     class Pool(DaemonPool):
-        """Gives its read up once it waits again: where it does not wait, nothing keeps that from it."""
+        """Cancels its read once it waits again; if it does not wait, nothing prevents the cancellation."""
 
         def give_up(self):
             if waits.is_set():

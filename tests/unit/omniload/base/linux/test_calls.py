@@ -1,4 +1,4 @@
-"""Calls of the kernel that fail say why, and where."""
+"""Failed kernel calls report the reason and the place."""
 
 import errno
 import os

@@ -14,7 +14,7 @@ from omniload.base.linux.kept_waiting import IdleBesideWork, share_idle
         # Two cores that are wanted all the time, of which a fifth of one idles.
         (0.2, [2, 5], 0.1),
         (0.0, [2, 5], 0.0),
-        # One is wanted half of the time: it idles in the other half for want of work.
+        # One core is wanted for half of the time, and is idle in the other half because there is no work.
         (1.5, [0, 1], 0.0),
         (1.6, [0, 1], 0.2),
         # Counts that do not belong together.

@@ -1,4 +1,4 @@
-"""A run at rest is changed in its folder: what that reads, and when it is refused."""
+"""A run at rest is changed in its folder: the files that are read for it, and refusals."""
 
 import os
 import socket

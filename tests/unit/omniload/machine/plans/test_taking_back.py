@@ -1,4 +1,4 @@
-"""A planner takes back what no rank was given, and plans it as one that knew the change from the start."""
+"""A planner takes back steps that no rank has, and plans them as if it had known the change from the start."""
 
 import numpy as np
 import pytest

@@ -66,7 +66,7 @@ def test_edits_behind_the_end_are_never_reached_unless_they_are_undone():
             True,
             r"so far is 7: should the steps that it is given, or its data \(stop is each_once\), end it before, the",
         ),
-        ("never", 7, True, "^$"),  # planned anew
+        ("never", 7, True, "^$"),  # planned again
     ],
 )
 def test_an_edit_says_what_has_to_be_for_the_run_to_come_to_it(stop, step, at_rest, said):

@@ -1,4 +1,4 @@
-"""Stages that wait for epochs, and edits before, at and behind the step that they begin at."""
+"""Stages that wait for epochs, and edits before, at and after the step at which they begin."""
 
 from dataclasses import replace
 
@@ -56,7 +56,7 @@ def test_stages_begin_in_their_order_and_behind_the_ramp_before():
     history = with_begun(waiting(third, ramp_steps=4), standing(7, 30), RECORDS_S)
 
     assert with_begun(history, standing(10, 99), RECORDS_S) is history
-    assert with_begun(history, standing(11, 99), RECORDS_S) is history  # code has none behind it
+    assert with_begun(history, standing(11, 99), RECORDS_S) is history  # no epoch of code has ended
     state = replace(standing(11, 99), cursors_S=((10, 0, 0), (25, 0, 0)))
     assert with_begun(history, state, RECORDS_S).shares_at(11) == {"code": 1, "web": 0}
 

@@ -140,7 +140,7 @@ def test_a_change_that_is_set_for_a_step_to_come_stays_and_a_save_holds_up_to_th
         ((key, said),) = scheduled(file, each)
         assert key == "mix.stages.0"
         assert "holds to step 59: edit 1 (set web=9) is set for step 60, and stays" in said
-    # A file may take it up, and then says what holds there.
+    # A file may adopt it, and then contains the weights that apply there.
     assert scheduled(a_file({"web": 1, "code": 3}, LATER), after) == []
     assert asked(a_file({"web": 1, "code": 3}, LATER), after) == []
     other = a_file({"web": 1, "code": 3}, LATER | {"weights": {"web": 1, "code": 3}})

@@ -599,7 +599,7 @@ def test_what_is_no_file_is_no_journal_and_not_waited_for(tmp_path, make):
 
 
 def forged(path, change):
-    """Write a journal anew with other texts of its lines, each with the checksum that fits."""
+    """Write a journal again with other texts of its lines, each with a checksum that fits."""
     before, content = b"", b""
     for text in change([line.rpartition(b"\t")[0] for line in path.read_bytes().splitlines()]):
         line = chained(text, before)

@@ -206,7 +206,7 @@ def test_a_run_that_resumes_keeps_the_bases_before_its_step(tmp_path):
 
 
 def a_journal_with(path, note):
-    """Return a journal of five steps and a note behind them."""
+    """Return a journal of five steps and a note after them."""
     a_journal(path, FOUND[:6])
     *_, last = sound_lines(path)
     with path.open("ab") as file:

@@ -1,4 +1,4 @@
-"""Policies against the formulas of their papers, and what none of them may do."""
+"""Policies compared with the formulas of their papers, and limits that all of them keep."""
 
 import math
 import sys
@@ -288,7 +288,7 @@ def test_no_share_is_above_its_largest_and_the_others_keep_their_proportions(fou
 
 
 def in_proportion(members, amount, shares, most):
-    """Return what members get of an amount, by halving the factor of all shares; a group is its cap and members."""
+    """Return the parts of members in an amount, by halving the factor of all shares; a group is its cap and members."""
 
     def of(member, factor):
         if isinstance(member, str):
@@ -326,7 +326,7 @@ def test_no_group_is_above_its_largest_and_nobody_else_is_held_down(found, most,
 
 
 def require_capped(members, shares, most, groups, *, off_by):
-    """Find that shares are capped as one by one, and that caps no share can meet are refused."""
+    """Check that shares are capped one by one, and that caps which no share can meet are refused."""
     wanted = in_proportion(members, 1.0, shares, most)
     if sum(wanted.values()) < 1 - 1e-9:
         with pytest.raises(ConfigError, match="by their max_fraction; raise one"):
@@ -343,7 +343,7 @@ def require_capped(members, shares, most, groups, *, off_by):
 
 @st.composite
 def nests(draw, names=tuple("abcdef"), depth=3):
-    """Return members as ``in_proportion`` has them: names, and caps of groups of them, one in another."""
+    """Return members in the form of ``in_proportion``: names, and caps of nested groups of them."""
     if len(names) == 1:
         return [names[0]]
     cut = draw(st.integers(1, len(names) - 1))

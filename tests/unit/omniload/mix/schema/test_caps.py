@@ -222,7 +222,7 @@ def test_a_cap_holds_in_its_own_stage_and_a_ramp_has_what_either_allows():
     }
 
     assert caps == {0: [0.4], 9: [0.4], 10: [0.4], 13: [0.4], 14: [0.2], 99: [0.2]}
-    # In the middle of the ramp the group has more than the stage behind it allows, as was declared.
+    # In the middle of the ramp the group has more than the next stage allows, as declared.
     retired = History(mix).edited(RetireSource(name="rust"), 11)
     assert retired.shares_at(11)["python"] > 0.2 * 0.9
     free = grouped(later=[later])

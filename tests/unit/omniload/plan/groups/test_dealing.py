@@ -1,4 +1,4 @@
-"""The order of groups, and who trains on which."""
+"""The order of groups, and the ranks that train on them."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Places at which compressed shards can be entered, and what keeps them."""
+"""Places at which compressed shards can be entered, and the file that keeps them."""
 
 import os
 import re
@@ -113,7 +113,7 @@ def test_a_file_with_any_byte_altered_or_missing_is_as_none(rewritten, caplog):
         flipped = rewritten(
             lambda whole, at=at: whole[:at] + bytes([whole[at] ^ 8]) + whole[at + 1 :]
         )
-        # A number of units or of a distance says no place.
+        # A number of units or of a distance describes no place.
         assert flipped is None or (
             np.array_equal(flipped.raws_P, FOUND.raws_P)
             and np.array_equal(flipped.digests_U, FOUND.digests_U)

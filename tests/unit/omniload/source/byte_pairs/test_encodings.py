@@ -1,4 +1,4 @@
-"""Encodings are as tiktoken has them; files of ranks have the same ids as a ``tokenizer.json``, or none is written."""
+"""Encodings equal tiktoken's; files of ranks give the same ids as a ``tokenizer.json``, or none is written."""
 
 import random
 
@@ -50,7 +50,7 @@ def a_config(encoding="cl100k_base", special=SPECIAL):
 
 @pytest.fixture(scope="module")
 def both(folder):
-    """The tokenizer of each way of splitting text, and what its ``tokenizer.json`` is read as."""
+    """The tokenizer of each way of splitting text, and the reading of its ``tokenizer.json``."""
     found = {}
     for encoding in ("gpt2", "cl100k_base", "o200k_base"):
         written = tokenizer_json(a_config(encoding), folder).decode()

@@ -1,4 +1,4 @@
-"""``drawn_before``: what another loader had drawn is left out of the first epoch, and of no other."""
+"""``drawn_before``: records that another loader had drawn are left out of the first epoch, and of no other."""
 
 import shutil
 from pathlib import Path

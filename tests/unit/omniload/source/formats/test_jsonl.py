@@ -248,7 +248,7 @@ def test_shards_that_are_decompressed_in_part_are_no_more_than_a_process_holds(
     for unit in (0, 1):
         for reader in readers:
             assert read_unit(reader, unit) == [f"line {unit * 6 + i}" for i in range(6)]
-    # Each was put out by the two behind it.
+    # Each was evicted by the next two.
     assert len(begun) == 6
 
 

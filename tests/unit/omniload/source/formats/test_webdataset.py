@@ -1,4 +1,4 @@
-"""Samples of archives by what their user calls them."""
+"""Samples of archives by their users' names for the members."""
 
 import gzip
 import io

@@ -27,7 +27,7 @@ def as_texts(values):
 
 
 def reasons_of(opened):
-    """Read all units; return what each says of its bad rows."""
+    """Read all units; return the reasons that each gives for its bad rows."""
     return [opened.read_unit(unit).reason for unit in range(len(opened.units()))]
 
 

@@ -47,7 +47,7 @@ ENTERED = [name for name in PACKED if name != "one_frame.jsonl.zst"]
 
 @pytest.fixture(autouse=True)
 def near(monkeypatch):
-    """Have places lie near to one another, and be looked for at once."""
+    """Make places lie near one another, and be looked for at once."""
     monkeypatch.setattr(streams, "_GROUP_BYTES", 1)
     monkeypatch.setattr(streams, "_GZIP_BYTES", 100_000)
     monkeypatch.setattr(jsonl, "SMALL_BYTES", 1)

@@ -1,4 +1,4 @@
-"""Conditions on columns: lines and tables say the same, and what Arrow's own filter says."""
+"""Conditions on columns: lines and tables give the same result as Arrow's own filter."""
 
 import itertools
 import json
@@ -116,7 +116,7 @@ def test_lines_and_columns_are_kept_as_by_arrows_own_filter(found, where):
 
 @given(rows, wheres)
 def test_fields_of_text_are_kept_as_the_values_that_they_write(found, where):
-    """A field has no null of its own: an empty one is an empty text, and no number and no truth."""
+    """A field cannot be null: an empty field is an empty text, and no number or truth value."""
 
     def cells(i):
         row = {column: "" if value is None else f"{value}" for column, value in found[i].items()}

@@ -26,7 +26,7 @@ def nothing_set_up(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module", autouse=True)
 def models_read_once():
-    """Each client of S3 reads what S3 can do from 1 MB of JSON; here all of them are set up alike."""
+    """Each client of S3 reads a 1 MB JSON description of S3; here all clients are set up from one reading."""
     loaders = pytest.importorskip("botocore.loaders")
     read, found = loaders.JSONFileLoader.load_file, {}
 

@@ -1,4 +1,4 @@
-"""A corpus that is kept: what its marker must say before a folder is taken for one."""
+"""A corpus that is kept: the contents that its marker needs before a folder is accepted as one."""
 
 import json
 

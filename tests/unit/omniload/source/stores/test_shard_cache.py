@@ -374,7 +374,7 @@ def test_a_full_directory_is_looked_at_once_for_all_that_leave_and_without_its_l
     for number in range(60, 117):
         whole(shards.through(cache, str(number)))
 
-    # Three copies are 5 %: room was made nineteen times, of what one look had found.
+    # Three copies are 5 %: room was made nineteen times from the findings of one look.
     assert looks == ["free"]
     assert taken_bytes(folder) == cache.directory.held_bytes() == 60 * A_COPY
 

@@ -39,7 +39,7 @@ def drawn(key, position):
 
 
 def rearranged(document, numbers, rate, spm, end):
-    """Rearrange one document as the page says."""
+    """Rearrange one document as described on the page."""
     tail = [end] if document and document[-1] == end else []
     body = document[: len(document) - len(tail)]
     chosen, form, *cuts = numbers

@@ -1,4 +1,4 @@
-"""Images of conversations: where a template puts them, in whichever form they lie, and what does not match."""
+"""Images of conversations: their places in a template, in every stored form, and mismatches."""
 
 import base64
 import io

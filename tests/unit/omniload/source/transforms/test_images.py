@@ -117,7 +117,7 @@ def test_what_begins_a_document_moves_its_images_on(tmp_path, row_length):
         ]
         assert not begun.others[LOSS_MASK][0][0]
         return
-    # Rows are cut between images: each has the same patches, and its placeholders where it says.
+    # Rows are cut between images, so each has the same patches, and its placeholders at the recorded places.
     for block in (plain, begun):
         for i in range(len(block.tokens)):
             tokens, places = block.tokens[i], block.others[IMAGE_PLACES][i].reshape(-1, 2)
@@ -240,7 +240,7 @@ def test_members_of_an_archive_are_its_images_in_their_order(tmp_path):
 GOOD = png_of(ramp(8, 8))
 BOMB = png_of(np.zeros((3000, 3000, 3), np.uint8))
 _HEAD = b"IHDR" + struct.pack(">II", 20_000, 20_000) + GOOD[24:29]
-# Its head alone says so: a real one would take a second to write.
+# Only its header has this size, because a real one would take a second to write.
 LARGEST = GOOD[:12] + _HEAD + struct.pack(">I", zlib.crc32(_HEAD)) + GOOD[33:]
 
 

@@ -38,7 +38,7 @@ OF_RAY = {
     if inspect.isclass(kind) and issubclass(kind, RayError) and not issubclass(kind, RayTaskError)
 }
 LOST = "0" * 56, None, ""
-"""An object, who owned it, and where it was asked for."""
+"""An object, its owner, and the place of the request."""
 
 
 def raised_in_actor(cause):

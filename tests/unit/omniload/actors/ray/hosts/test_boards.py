@@ -50,7 +50,7 @@ def a_role(name, beat_s):
 
 @pytest.fixture
 def away(monkeypatch):
-    """Another host, whose clock is 1000 seconds behind ours, which shows 50."""
+    """Another host, whose clock is 1000 seconds behind ours; ours shows 50."""
     fake = FakeRay({"loader-0": (-950.0, [a_role("planner", -951.0).to_json()])})
     monkeypatch.setattr(boards, "ray", fake)
     monkeypatch.setattr(boards, "newest_of", lambda *_: None)

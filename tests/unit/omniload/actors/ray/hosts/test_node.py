@@ -20,7 +20,7 @@ from omniload.actors.ray.hosts.node_plan import NodePlan
 
 @pytest.fixture(autouse=True)
 def reachable(monkeypatch):
-    """Have this host reach itself, without a connection."""
+    """Make this host reach itself, without a connection."""
     monkeypatch.setattr("omniload.actors.ray.cluster.require_reachable", lambda address: None)
 
 

@@ -123,7 +123,7 @@ def test_time_in_which_this_process_did_not_run_says_nothing_of_others(board):
 
 
 class Shell:
-    """A planner that hears of one rank as another one is lost."""
+    """A planner that hears of one rank while another rank is lost."""
 
     def __init__(self):
         self.unheard_now, self.lost, self.told = [*RANKS], [], threading.Event()

@@ -205,7 +205,7 @@ def test_a_host_too_busy_for_its_watch_has_another_begun_ever_less_often(hosts, 
 
 
 def test_time_in_which_the_keeper_did_not_run_is_no_silence_of_a_watch(hosts, caplog):
-    """A job that was suspended and went on began the watches of all its hosts anew."""
+    """Earlier, a job that was suspended and resumed started the watches of all its hosts again."""
     hosts.watches.add(FIRST, a_process(7), None)
     hosts.look()
     hosts.watch.tells()

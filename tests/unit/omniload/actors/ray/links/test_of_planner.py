@@ -1,4 +1,4 @@
-"""The ways of the planner, to source loaders and constructors: whom they follow, and what comes too late."""
+"""The links of the planner to source loaders and constructors: the members that they follow, and late answers."""
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,7 +42,7 @@ PASSING = [ActorUnavailableError("its host was cut off", None), ObjectLostError(
 
 
 class FakeLoader:
-    """A loader whose answers come when the test says so."""
+    """A loader that answers when the test says so."""
 
     def __init__(self):
         self.answers, self.groups, self.asked = [], [], []
@@ -284,7 +284,7 @@ def test_a_constructor_is_asked_once_at_a_time_for_the_words_that_were_not_heard
 
 
 class MetConstructor(FakeConstructor):
-    """A constructor on whose way two threads meet, where both may look at once whether it is asked."""
+    """A constructor on whose link two threads meet, which may both check at once whether it was asked."""
 
     def __init__(self):
         super().__init__()

@@ -31,7 +31,7 @@ class AHandle:
         return not self._held
 
     def rest(self, seconds):
-        """Have a while pass."""
+        """Let some time pass."""
         self._now_s += seconds
 
     def take(self, step, timeout=None):

@@ -39,7 +39,7 @@ LATE = object()
 class FakeConstructor:
     """A constructor that has ``left`` windows of two steps, and then none.
 
-    ``asked`` has whom ranks asked for batches last, and with which numbers; ``threads`` who called.
+    ``asked`` has the constructors of the last requests, and their numbers; ``threads`` has the calling threads.
     """
 
     asked = ()
@@ -54,7 +54,7 @@ class FakeConstructor:
         self.confirm = SimpleNamespace(remote=self.confirmed)
 
     def confirmed(self, step, edition):
-        """Answer whether a step stands that was lent, by the next word of ``words``."""
+        """Answer whether a lent step is valid, by the next word of ``words``."""
         FakeConstructor.confirms += ((self.name, step, edition),)
         return FakeConstructor.words.pop(0)
 
@@ -120,7 +120,7 @@ class FakeLink:
 
 
 class Head(HeadWatch):
-    """A head that takes connections, where no test may make one: its watch looks within seconds, at random."""
+    """A head that accepts connections, if a test may make none: its watch looks within seconds, at random."""
 
     def __init__(self, address, ranks):
         super().__init__(address, ranks, answers=lambda *_: True)
@@ -128,7 +128,7 @@ class Head(HeadWatch):
 
 @pytest.fixture
 def actors():
-    """Return the names of constructors that there are."""
+    """Return the names of the existing constructors."""
     return {"constructor-0", "constructor-1"}
 
 
@@ -219,7 +219,7 @@ def test_a_step_that_is_taken_twice_is_the_same_one_as_where_a_peer_could_not_be
 
 @pytest.fixture
 def lending(handle, monkeypatch):
-    """Return a rank whose steps are long, with steps 0 to 3, and the two behind them lent."""
+    """Return a rank whose steps are long, with steps 0 to 3, and with the next two steps lent."""
     monkeypatch.setattr(fetch_pace, "_LONG_S", 0.0)
     monkeypatch.setattr(FakeConstructor, "left", 9)
     monkeypatch.setattr(FakeConstructor, "confirms", ())
@@ -465,7 +465,7 @@ def test_a_head_that_is_lost_is_in_the_log_once_whoever_looks_and_ends_who_waits
 
 
 NOW = ResizeAsked(dp=2, step=0)
-"""The numbers of the ranks that there are."""
+"""The present numbers of ranks."""
 
 
 def test_a_rank_that_joins_in_the_place_of_a_lost_one_is_of_the_ranks_that_come_next(address):

@@ -1,4 +1,4 @@
-"""The way to a further reader on Ray: what its loader makes of one that is stopped, and how it ends one."""
+"""The link to a further reader on Ray: a loader's handling of a stopped reader, and the end of a reader."""
 
 import time
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from omniload.source.parts.reader import ReaderLostError
 
 
 class Cluster:
-    """Ray with one reader, whose calls are answered once they stand in ``answers``."""
+    """A Ray with one reader; its calls are answered once the answers are in ``answers``."""
 
     def __init__(self):
         self.answers, self.ended_by_ray, self.now_s = {"process": "its process"}, 0, 100.0

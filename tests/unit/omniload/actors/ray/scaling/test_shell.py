@@ -191,13 +191,13 @@ def test_a_stage_is_seen_ahead_also_where_a_step_takes_longer_than_from_look_to_
 
     _, _, scaler = run(*[move] * 10, beats=beats)
 
-    # Six steps before it are 72 s; the first two say how long a step takes.
+    # Six steps before it are 72 s; the first two looks measure the time of a step.
     soon = [seen.soon_S[1] for seen in scaler.seen[:10]]
     assert soon == pytest.approx([0.25] * 3 + [0.5] * 7)
 
 
 def test_a_run_that_goes_on_from_a_state_has_no_pace_before_its_planner_has_told_two_steps(run):
-    """All steps before the state seemed to be taken between two looks, and stages far behind to come soon."""
+    """Earlier, all steps before the state seemed to be taken between two looks, and far stages seemed to come soon."""
     told = chain([{}, {}], repeat({"planned_step": 5_000.0}))
     planner = Progress(name="planner+1", pid=1, beat_s=0.0, tasks=())
     far = [STAGES[0], {"from_step": 9_000, "weights": {"code": 1, "web": 1}}]
