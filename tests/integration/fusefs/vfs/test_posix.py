@@ -112,7 +112,7 @@ def rows(heading):
 
 
 def test_every_row_of_what_is_the_same_is_compared_and_every_case_is_in_a_row():
-    assert rows("As on a local disk") == list(SAME)
+    assert rows("These calls work as on a local disk") == list(SAME)
     assert sorted(name for names in SAME.values() for name in names) == sorted(CASES)
 
 
@@ -130,7 +130,7 @@ def row(name):
 
 
 def test_every_row_of_what_is_different_is_walked():
-    assert rows("Different from a local disk") == list(DIFFERENT)
+    assert rows("These calls differ from a local disk") == list(DIFFERENT)
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
@@ -342,7 +342,7 @@ def _(at, _there):
     assert os.listdir(at.parent / ".omnifs") == ["stats.json"]
 
 
-@row("symbolic links, pipes and devices that lie in a local store itself")
+@row("symbolic links, pipes and devices in a local store itself")
 def _(at, _there):
     store = at.parents[1] / "store" / at.name
     (store / "link").symlink_to("/etc")
