@@ -135,7 +135,7 @@ class PlaneAddress(StrictModel):
             return self.node_address, self.board
         if host not in self.elsewhere:
             raise UnavailableError(
-                f"the data plane has no node on this host ({host}); open it on every host with omniload.open, at once"
+                f"the data plane has no node on this host ({host}); call omniload.open on every host at the same time"
             )
         place = self.elsewhere[host]
         return place.address, place.board

@@ -133,7 +133,7 @@ def _read(place: Path) -> EditRequest | EditAnswer | None:
         if not isinstance(error, ValidationError) or not (asked := id_in(content)):
             return None
         refused = (
-            f"it is asked in words that the run's release does not know ({fault_in(error)}), and nothing has changed: "
-            "ask with the release that the run is of"
+            f"the run's release cannot read this request ({fault_in(error)}), so nothing has changed: send the "
+            "request with the release that the run uses"
         )
         return EditAnswer(id=asked, refused=refused, kind="StateError")

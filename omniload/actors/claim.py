@@ -30,12 +30,13 @@ _CHANGED_S = 60.0
 """Longest wait for a command that changes the mix of a stopped run; it may have to list a source."""
 _LOG = get_logger(__name__)
 _JOIN = (
-    "end it if it is of a job before; give another job a run_dir of its own; and of one job leave rank= and "
-    "world_size= of omniload.open to the launcher: rank 0 opens the plane, and the others join it"
+    "if an earlier job opened it, end that job; if another job uses it, give that job a run_dir of its own; if both "
+    "are ranks of one job, leave rank= and world_size= of omniload.open to the launcher: rank 0 opens the plane, and "
+    "the others join it"
 )
 _CLOSE = (
-    "this process itself has it, by a loader that is not closed: go on with that one, or close() it before you open "
-    "another, as where a cell of a notebook is run again; give another job a run_dir of its own"
+    "this process itself has it, by a loader that is not closed: use that loader, or close() it before you open "
+    "another, which a notebook cell does when it runs again; give another job a run_dir of its own"
 )
 
 
@@ -91,12 +92,12 @@ def _locked(run_dir: Path) -> FileLock:
                 ) from None
         if time.monotonic() > until_s:
             raise UnavailableError(
-                f"{changed}, for {_CHANGED_S:.0f} s by now; open the data plane again once that command has ended, or "
-                "end it"
+                f"{changed}, and has been for {_CHANGED_S:.0f} s; open the data plane again once that command has "
+                "ended, or end the command"
             )
         if not waits:
             # Named by its kind only: several commands may hold the lock at once, so none writes its process id there.
-            _LOG.warning("%s: waiting for at most %.0f s until it has ended", changed, _CHANGED_S)
+            _LOG.warning("%s: waiting at most %.0f s for that command to end", changed, _CHANGED_S)
             waits = True
         threading.Event().wait(_MOMENT_S)
 
@@ -127,7 +128,7 @@ def _bound(name: str, launch: str) -> socket.socket | None:
             )
         # The holder does not listen yet, which may take a while on a busy machine; or it has just ended.
         threading.Event().wait(_MOMENT_S)
-    _LOG.warning("whether the plane is open twice cannot be told: %s", fault)
+    _LOG.warning("cannot determine whether the plane is open twice: %s", fault)
     return None
 
 

@@ -13,7 +13,7 @@ from omniload.base.errors import UnavailableError
 
 __all__ = ["CLOSED", "Gate", "Turn"]
 
-CLOSED = "the data plane was closed; open it again to go on"
+CLOSED = "the data plane was closed; open it again to continue"
 """Message of the error by which a closed plane refuses calls."""
 _LIMIT_S = 20.0
 """Shorter than an edit's wait for its answer, so that no edit is made after its caller has given up."""

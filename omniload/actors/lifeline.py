@@ -114,7 +114,7 @@ class LifelineEnd:
         except OSError as error:
             raise UnavailableError(
                 f"the process that opened the data plane does not answer at {address}: {error}; it has ended, or a "
-                "firewall lies between"
+                "firewall blocks the connection"
             ) from error
         for option, value in (
             (socket.SO_KEEPALIVE, None),
@@ -143,7 +143,7 @@ class LifelineEnd:
         # No data is ever sent, so an event can only be the end or an error.
         if poll.poll(0):
             is_silent = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _SILENT
-            why = "is out of reach, its host or the way to it" if is_silent else _ENDED
+            why = "cannot be reached: its host or the network failed" if is_silent else _ENDED
             # The kernel reports an error only once, but an end on every call.
             self._why = self._why or why
             raise UnavailableError(

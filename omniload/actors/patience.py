@@ -96,8 +96,8 @@ def heard_within(limit_s: float, taken_over: "Future[None]", name: str) -> None:
         taken_over.result(limit_s)
     except TimeoutError as error:
         raise UnavailableError(
-            f"within {limit_s:.0f} s the planner has not come to the take-over by {name}, or {name} does not answer; "
-            "see what they wait for: omniload mix top"
+            f"within {limit_s:.0f} s the planner has not begun the take-over by {name}, or {name} does not answer; "
+            "omniload mix top shows what they wait for"
         ) from error
 
 
@@ -113,13 +113,14 @@ def taken_within(
     # If the planner has begun, the change cannot be cancelled any more, and the wait continues below.
     if not futures.wait([answer], limit_s).done and answer.cancel():
         raise UnavailableError(
-            f"the planner did not come to {what} within {limit_s:.0f} s, and it is withdrawn: ask again"
+            f"the planner did not begin to apply {what} within {limit_s:.0f} s, so the request is withdrawn: ask again"
         )
     try:
         return answer.result(limit_s)
     except TimeoutError as error:
         # The cause is a journal on a store that does not answer. That is no defect, and the change is not withdrawn.
         raise UnavailableError(
-            f"the planner has begun with {what} and not ended within {limit_s:.0f} s more, and may take it up yet: see "
-            "what it waits for (omniload mix top) and what holds (omniload mix show) before you ask again"
+            f"the planner has begun to apply {what}, has not finished within {limit_s:.0f} s more, and may still "
+            "finish: see what it waits for (omniload mix top) and which edits the run has (omniload mix show) before "
+            "you ask again"
         ) from error

@@ -150,7 +150,9 @@ def _opened_patiently(folder: Path, url: str, room: Room, clock: Clock) -> Path 
 def warn_of_edits(history: History, end: int) -> None:
     """Warn of edits that a run which ends before step ``end`` does not reach."""
     for edit in never_reached(history, end):
-        _LOG.warning("the run ends before edit %d holds: %s", edit.revision, said_of(edit.change))
+        _LOG.warning(
+            "the run ends before edit %d takes effect: %s", edit.revision, said_of(edit.change)
+        )
 
 
 def report_times(

@@ -114,8 +114,8 @@ def make_successor(
     history = spec.history
     if len(history.latest.names) > len(facts_S):
         raise StateError(
-            f"the planner was lost while source {history.latest.names[-1]!r} was added, and nobody serves it: "
-            "start again from the last checkpoint"
+            f"the planner was lost while source {history.latest.names[-1]!r} was being added, and no role serves the "
+            "source: start again from the last checkpoint"
         )
     place = claimed_place(folder, spec.mix.runtime.journal if durable else "", room)
     tail = read_tail(place, spec.mix.steps_held)

@@ -41,8 +41,8 @@ class PlaneFolder:
             above = Path(tempfile.gettempdir())
         except FileNotFoundError as error:
             raise StateError(
-                f"a data plane on Ray needs a folder for its files on this host ({error.strerror}); make room or "
-                "rights in one of them, or set TMPDIR to one that can be written"
+                f"a data plane on Ray needs a folder for its files on this host ({error.strerror}); free space or "
+                "permit writing in one of them, or set TMPDIR to a folder that can be written"
             ) from error
         # A short name, because the paths of Ray's sockets in the folder are limited.
         self.path = above / f"{_FOLDERS}{secrets.token_hex(4)}"
@@ -65,7 +65,7 @@ class PlaneFolder:
         for folder, is_left in left:
             with suppress(OSError):  # removed meanwhile, or not readable
                 if is_left(folder):
-                    _LOG.info("%s is of a data plane that was killed; it is removed", folder)
+                    _LOG.info("%s belongs to a data plane that was killed; it is removed", folder)
                     shutil.rmtree(folder, ignore_errors=True)
         for _ in range(_TRIES):
             # Another start may find it before it is locked, and takes it for abandoned.
@@ -73,8 +73,8 @@ class PlaneFolder:
                 self._make()
                 return
         raise UnavailableError(
-            f"{self._begun} was removed {_TRIES} times before it was a folder of a data plane; end what removes it, "
-            "or have TMPDIR name another folder, and try again"
+            f"{self._begun} was removed {_TRIES} times before it became a folder of a data plane; end the process "
+            "that removes it, or set TMPDIR to another folder, and try again"
         )
 
     def _make(self) -> None:
@@ -204,7 +204,9 @@ class Reaper:
                 with suppress(BrokenPipeError):
                     self._process.stdin.close()
                 self._process = self._start()
-        _LOG.error("no reaper stays: if this process is killed, Ray's live on for a minute")
+        _LOG.error(
+            "no reaper keeps running: if this process is killed, the processes of Ray live for a minute longer"
+        )
 
 
 @contextmanager

@@ -136,8 +136,8 @@ def _main(mark: str, opener: str, *folders: str) -> None:
     end: Callable[[], list[int]] = partial(end_all, mark, owned) if mark else list
     if left := clean_up(end, owned):
         sys.stderr.write(
-            f"processes {left} of a data plane were killed and have not ended after {PATIENCE_S:.0f} s; "
-            "they wait for the kernel, look at the disk or the mount they use\n"
+            f"processes {left} of a data plane were killed and have not ended after {PATIENCE_S:.0f} s; they are "
+            "blocked in the kernel: check the disk or the mount that they use\n"
         )
 
 

@@ -85,9 +85,11 @@ def read_status(folder: Path) -> PlaneStatus:
     except (FileNotFoundError, NotADirectoryError):
         raise no_run_in(folder, STATUS_NAME) from None
     except ValidationError as error:
-        said = f"is not of this release ({fault_in(error)}); watch with the release that writes it"
+        said = (
+            f"is not of this release ({fault_in(error)}); watch with the release that the run uses"
+        )
         if error.errors()[0]["type"] == "json_invalid":
-            said = f"is damaged ({fault_in(error)}); a plane that is up writes it each second: look again"
+            said = f"is damaged ({fault_in(error)}); a running plane writes it every second: look again"
         raise StateError(f"{place} {said}") from error
 
 

@@ -27,7 +27,10 @@ __all__ = [
     "way_of",
 ]
 
-AFTER_A_RANK = "resize the ranks that are left, or where ranks stay as they are start again from the last checkpoint"
+AFTER_A_RANK = (
+    "resize to the ranks that are left, or, if the ranks of the job cannot change, start again from the last "
+    "checkpoint"
+)
 """Remedy once a rank has ended."""
 PLANNED_ALL = "has planned every step before"
 """Begins the text of a planner that has planned the last step."""
@@ -219,7 +222,7 @@ def _said_of(name: str, role: Progress | None, now_s: float) -> str:
     beat = f"process {role.pid}, last heartbeat {max(0.0, now_s - role.beat_s):.0f} s ago"
     if is_silent(role, now_s) and role.is_cut_off:
         seen = f"{beat}, on {role.host}" if role.pid else "no heartbeat of it was ever seen"
-        return f"{name} ({seen}) is out of reach: its host, or the way to it, does not answer"
+        return f"{name} ({seen}) cannot be reached: its host, or the network to it, does not answer"
     if is_silent(role, now_s) and role.has_ended:
         return f"{name} ({beat}) has ended, or has closed its loader, and is waited for: {AFTER_A_RANK}"
     if is_silent(role, now_s):

@@ -331,8 +331,8 @@ def require_below_cap(
     cap, whose = _cap_of(history, name)
     if cap < math.inf and queue.table.stop >= int(cap * epoch):
         raise ConfigError(
-            f"sources.{name}: step {step} asks for more than {cap:g} times its {epoch} records, {whose}, "
-            "and they are drawn; give it less weight from an earlier step on, add data, or raise max_repetition"
+            f"sources.{name}: step {step} asks for more than {cap:g} times its {epoch} records, {whose}, and all of "
+            "them are drawn; give it less weight from an earlier step on, add data, or raise max_repetition"
         )
 
 
@@ -376,8 +376,8 @@ def require_usable(history: History, number: int, queue: SampleQueue, epoch: int
         if queue.without:
             files = " outside the files that edits leave out"
             remedy = (
-                "have those drawn again (omniload mix undo RUN), or draw no more of the source (omniload mix retire "
-                f"RUN {name}), with --at the step that the run goes on from"
+                "draw those files again (omniload mix undo RUN), or stop drawing from the source (omniload mix "
+                f"retire RUN {name}), with --at the step from which the run continues"
             )
         raise ConfigError(
             f"sources.{name}: none of its {epoch} records{files}{held} gives a sample that fits pack.length "

@@ -312,7 +312,7 @@ class _Asked:
             source = requests[bisect_right(_cuts(requests), i) - 1].source
             raise StateError(
                 f"asked for tokens {starts_N[i]} to {stops_N[i]} of sample {subs_N[i]} of record {positions_N[i]} of "
-                f"source {source}, which are none; resume from an earlier checkpoint"
+                f"source {source}, which do not exist; resume from an earlier checkpoint"
             )
         return cls(sample_keys(positions_N, subs_N), starts_N, stops_N)
 

@@ -208,6 +208,6 @@ def said_of_skipped(source: str, count: int) -> str:
     """Return the line about a source with this many skipped bad records."""
     times = "once" if count == 1 else f"{count} times"
     return (
-        f"source {source}: records that cannot be decoded were skipped {times} so far; told again at "
+        f"source {source}: records that cannot be decoded were skipped {times} so far; reported again at "
         f"{1 << count.bit_length()}; its loader's lines, and `omniload mix stats`, say what is wrong with the first"
     )

@@ -80,8 +80,8 @@ class RankSteps:
                 cp_size = 1 + max(cp_rank for _, cp_rank in self._wanted)
                 raise IntegrityError(
                     f"{rank_name(*rank, cp_size)} has taken step {step}, and the run's journal, which this planner "
-                    f"took over, ends before step {planned}: records that were durable are gone; look after its disk "
-                    "or store, and start again from the last checkpoint"
+                    f"took over, ends before step {planned}: durable records are gone; check its disk or store, and "
+                    "start again from the last checkpoint"
                 )
         # ``sum`` and not ``any``: every report must be noted, also after the first that returns true.
         return sum(self.take(rank, min(step, last)) for rank, step in steps.items()) > 0
@@ -152,8 +152,8 @@ class RankSteps:
         text = f"is {counted(ahead, 'step')} ahead of {who} taken step {self.slowest}"
         if together > 1:
             text = (
-                f"is {counted(ahead, 'step')} or less ahead of {who} told yet of step {self.slowest}: "
-                f"they tell once in {together} steps"
+                f"is {counted(ahead, 'step')} or less ahead of {who} reported step {self.slowest} yet: they report "
+                f"once in {together} steps"
             )
         return Waits(
             text=text,

@@ -96,8 +96,8 @@ class Wait:
         if waited_s - self._still_from_s >= self.limit_s:
             return (
                 GiveUp(
-                    f"{self.who} waited {waited_s:.0f} s for {self.what}, its limit: {reason}; "
-                    "mend or restart the last one named, or raise the limit (runtime.batch_timeout)"
+                    f"{self.who} waited {waited_s:.0f} s for {self.what}, its limit: {reason}; fix or restart the "
+                    "role that is named last, or raise the limit (runtime.batch_timeout)"
                 ),
             )
         if waited_s < self._next_say_s:

@@ -167,13 +167,13 @@ class ShardFile:
         except Exception as error:
             if _is_gone(error):
                 raise IntegrityError(
-                    f"{self.path}: gone since the source was opened; put it back, or start anew without it"
+                    f"{self.path}: gone since the source was opened; put it back, or start again without it"
                 ) from None
             # A local path that is no file raises ValueError; in a store's client, a ValueError says nothing of the
             # file.
             if self.remote is None and isinstance(error, ValueError):
                 raise IntegrityError(
-                    f"{self.path}: changed since the source was opened: {error}; put back what was there, or start anew"
+                    f"{self.path}: changed since the source was opened: {error}; restore the old file, or start again"
                 ) from None
             if not is_outage(error):
                 raise
@@ -243,7 +243,7 @@ def _raise_fault(error: Exception, file: ShardFile, where: str) -> None:
     remedy = "the file is cut short or corrupt, replace it"
     if _ends_in_zeros(file):
         remedy = (
-            f"it ends in zeros, as gzip alone bears: write it anew, gzip -dc {file.path} | gzip"
+            f"it ends in zeros, which only gzip allows: write it again, gzip -dc {file.path} | gzip"
         )
     if _ASKS_FOR_MEMORY in str(error):
         remedy = (

@@ -95,8 +95,9 @@ def _tell_not_kept(folder: Path, error: OSError) -> None:
     if error.errno in FULL:
         said = f"{said}, {free_in(folder)}"
     _log.warning(
-        "%s: nothing can be kept there (%s): indexes, and what was found or measured of sources, are made anew in "
-        "every start; make room and rights for it, or have XDG_CACHE_HOME, or --cache-dir of a command, name another",
+        "%s: nothing can be saved there (%s), so every start builds indexes, and searches and measures sources, "
+        "again; free space or permit writing there, or set XDG_CACHE_HOME, or --cache-dir of a command, to another "
+        "folder",
         *(folder, said),
     )
 

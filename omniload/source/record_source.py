@@ -320,13 +320,13 @@ class RecordSource(Source):
             raise self._unmendable(reason)
         # The warning about the first record helps to find similar records; a count alone does not say what is wrong.
         if not self._reason:
-            said = "sources.%s: %s; it is left out, as on_error says"
+            said = "sources.%s: %s; the record is left out, because on_error says so"
             _LOG.warning(said, self.name, reason, extra=ONCE)
         self._reason = reason
 
     def _unmendable(self, reason: str) -> IntegrityError:
         return IntegrityError(
-            f"{reason}; mend it, or set on_error: {{policy: skip}} in sources.{self.name} to leave such records out"
+            f"{reason}; fix it, or set on_error: {{policy: skip}} in sources.{self.name} to leave such records out"
         )
 
 

@@ -136,7 +136,7 @@ def measured_crossover(
         if rows is None:
             raise UnavailableError(
                 f"{sp} ranks have not measured {len(top_ks)} numbers of experts within {limit_s:g} s, or one has "
-                "ended; what it said stands above"
+                "ended; its output is above"
             )
     finally:
         for rank in started:

@@ -295,7 +295,7 @@ class _Leader:
             choose(place, "latest", {step: why})
         except OmniloadError as error:
             # Without any checkpoint, the next start would begin anew, over a run that might be restored.
-            _LOG.warning("%s stays in its place, damaged as it is: %s", step_name(step), error)
+            _LOG.warning("%s is damaged and stays in its place: %s", step_name(step), error)
             return
         aside = place.set_aside(step)
         self._record.tell("set_aside", f"{aside}: ranks found it damaged", step)

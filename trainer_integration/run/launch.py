@@ -363,7 +363,8 @@ class Launcher:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         _LOG.warning(
-            "%s: the ranks save and end; once more ends them at once", signal.Signals(number).name
+            "%s: the ranks save and end; a second signal ends them at once",
+            signal.Signals(number).name,
         )
         self._events.put(Stop())
 

@@ -86,8 +86,8 @@ class LaunchPlan:
         if launch.starts_ranks and parallel.num_ranks != launch.world_size:
             started = "1 rank was" if launch.world_size == 1 else f"{launch.world_size} ranks were"
             raise ConfigError(
-                f"{self.config}: parallel: dp {parallel.dp} times sp {parallel.sp} is {parallel.num_ranks}, and "
-                f"{started} started, by {launch.found_in}; start as many (torchrun "
+                f"{self.config}: parallel: dp {parallel.dp} times sp {parallel.sp} is {parallel.num_ranks}, but "
+                f"{started} started, by {launch.found_in}; start as many as the file says (torchrun "
                 "--nproc-per-node), change the file, or run without a launcher on one host"
             )
 
@@ -122,15 +122,15 @@ class LaunchPlan:
         # Resuming is not the default: an unchanged run_dir in a copied file names another user's finished run.
         elif resume == "never":
             raise StateError(
-                f"{place.location} holds {step_name(steps[-1])}; pass --resume latest to go on from it, "
-                "or give another run_dir"
+                f"{place.location} holds {step_name(steps[-1])}; pass --resume latest to continue from it, or give "
+                "another run_dir"
             )
         first = resume if isinstance(resume, int) else steps[-1]
         if first > self.train.steps:
             which = "the checkpoint" if isinstance(resume, int) else "the newest checkpoint"
             raise StateError(
-                f"steps is {self.train.steps} and {which} is of step {first}, beyond it; "
-                "raise steps, resume from an earlier one, or give another run_dir"
+                f"steps is {self.train.steps}, but {which} is of step {first}, which is beyond it; raise steps, "
+                "resume from an earlier checkpoint, or give another run_dir"
             )
         return first
 
@@ -170,7 +170,7 @@ class LaunchPlan:
         place = f"{self.config}:{line_of(self.config, 'weights')}: weights"
         if self.vision is not None:
             raise ConfigError(
-                f"{place}: are {self.train.weights}, and the mix has images, whose encoder they have none of; leave "
+                f"{place}: are {self.train.weights}, which have no image encoder, and the mix has images; leave "
                 "weights out"
             )
         try:
@@ -277,8 +277,8 @@ def read_plan(config: Path, profile: tuple[int, int] | None = None) -> LaunchPla
     if vision is not None and train.parallel.sp > 1:
         line = line_of(config, "parallel", "sp")
         raise ConfigError(
-            f"{config}:{line}: parallel.sp: is {train.parallel.sp}, and {mix_file} has images, whose embeddings belong "
-            "to whole rows; set it to 1 and dp to the ranks"
+            f"{config}:{line}: parallel.sp: is {train.parallel.sp}, but {mix_file} has images, whose embeddings "
+            "belong to whole rows; set sp to 1, and dp to the number of ranks"
         )
     try:
         model = model_of(train, mix, base_dir)

@@ -52,7 +52,7 @@ def python_of_ranks(variables: Mapping[str, str] = os.environ) -> str:
     found = shutil.which(named)
     if found is None:
         raise ConfigError(
-            f"{_PYTHON} is {named!r}, which is no program that can be run; name a Python, or unset it"
+            f"{_PYTHON} is {named!r}, which is not a program that can be run; name a Python, or unset it"
         )
     return found
 
@@ -224,7 +224,7 @@ class Attempt:
                 self._stopped.add(rank)
                 yield (
                     f"rank {rank} (process {process.pid}) is stopped, and all ranks wait for it: kill -CONT "
-                    f"{process.pid} has it go on, kill -9 {process.pid} starts all again from the last checkpoint"
+                    f"{process.pid} resumes it, kill -9 {process.pid} restarts all ranks from the last checkpoint"
                 )
 
     def without_ray(self) -> str:

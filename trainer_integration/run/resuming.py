@@ -64,8 +64,8 @@ def choose(place: CheckpointPlace, resume: Resume, damaged: Mapping[int, str]) -
     if steps:
         faults = "; ".join(f"{step_name(step)}: {found[step]}" for step in steps)
         raise IntegrityError(
-            f"{place.location} holds no whole checkpoint, and a run is not begun anew over them: {faults}. "
-            "Restore one of them, or give another run_dir"
+            f"{place.location} holds no whole checkpoint, and a run does not begin from the first step over damaged "
+            f"ones: {faults}. Restore one of them, or give another run_dir"
         )
     return Choice(step=None, state=None, beyond={})
 
@@ -77,8 +77,8 @@ def _pinned(place: CheckpointPlace, step: int, steps: tuple[int, ...]) -> Choice
     except IntegrityError as error:
         others = [other for other in steps if other != step]
         raise IntegrityError(
-            f"{step_name(step)} was asked for and is damaged: {error}; there are {others}: pass --resume "
-            "with one of them, or --resume latest for the newest whole one"
+            f"{step_name(step)} was asked for and is damaged: {error}; there are others, of steps {others}: pass "
+            "--resume with one of them, or --resume latest for the newest whole one"
         ) from error
     given_up = f"resumed from {step_name(step)}, as was asked"
     return Choice(step=step, state=state, beyond={s: given_up for s in steps if s > step})

@@ -285,9 +285,9 @@ def no_log_in(run_dir: Path) -> StateError:
     path = run_dir / LOG_NAME
     if (run_dir / RUN_RECORD_NAME).exists():
         return StateError(
-            f"{path}: no such log: `omniload train run` has not trained in this folder. Of a loop of your own, "
-            "`omniload mix show` tells how far it is, `omniload mix top` its roles, and `omniload mix audit` proves "
-            "what was in a step"
+            f"{path}: no such log: `omniload train run` has not trained in this folder. For a loop of your own, "
+            "`omniload mix show` says how far it is, `omniload mix top` shows its roles, and `omniload mix audit` "
+            "proves which samples were in a step"
         )
     return no_run_in(run_dir, LOG_NAME)
 

@@ -214,7 +214,7 @@ def why_ended(error: BaseException | None) -> str:
     name = type(error).__name__
     # Compared by name, because only recent releases of Ray have this class.
     if name == "ActorUnschedulableError":
-        return f"the host that it is to be on is gone, or cut off ({name})"
+        return f"the host that was chosen for it is gone, or cut off ({name})"
     if error is not None and may_live(error):
         return f"its process cannot be reached ({name})"
     return f"its process has ended ({name})"

@@ -68,7 +68,7 @@ def _answer_of(answer: Any, role: str, check: Check) -> Any:  # noqa: ANN401 -- 
 
 def _lost_meanwhile(role: str) -> UnavailableError:
     return UnavailableError(
-        f"the mix was not changed: {role} was lost meanwhile, and the job goes on with another; ask again"
+        f"the mix was not changed: {role} was lost during the change, and another one replaces it; ask again"
     )
 
 
@@ -149,7 +149,7 @@ def _have_taken_up(
                 raise  # it may keep the edit later, so the source stays open
             _restore(crew, before)  # it will not keep the edit any more
             raise _lost_meanwhile(PLANNER) from None
-        _LOG.warning("the edit was kept all the same: %s", error)
+        _LOG.warning("the edit is kept despite this error: %s", error)
         step = kept.edits[-1].step
         taken = EditTaken.of(before, kept, step, step)  # how far it had planned is unknown
     except OmniloadError:  # refused, and earlier requests are settled as well
@@ -235,7 +235,7 @@ class HandingOver:
         if not sources:
             return
         serving = self._crew.as_serving(member, sources)
-        _LOG.warning("%s serves %d sources from now on", member.name, len(serving.sources))
+        _LOG.warning("%s now serves %d sources", member.name, len(serving.sources))
         planner = self._crew.holders[PLANNER]
 
         def tell(done: "Future[Any]") -> None:

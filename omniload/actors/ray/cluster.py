@@ -146,7 +146,8 @@ def _connected(
     """
     if not wait_for_head(0.0):
         raise StateError(
-            "this process waits yet for a Ray that did not answer, and cannot be connected to another; start a new one"
+            "this process still waits for a Ray that did not answer, and cannot connect to another; start a new "
+            "process"
         )
     late = f"{which} has not connected this process within"
     context = ask_head(partial(once_none_is_stopped, init), until)
@@ -154,7 +155,7 @@ def _connected(
         _LOG.warning("%s %.0f of %.0f s: %s", late, _TOLD_AFTER_S, _CONNECTED_WITHIN_S, why_late())
         if not wait_for_future(context, _CONNECTED_WITHIN_S - _TOLD_AFTER_S, lambda: None):
             raise UnavailableError(
-                f"{late} {_CONNECTED_WITHIN_S:.0f} s: {why_late()}; end this process, which waits for it yet, and "
+                f"{late} {_CONNECTED_WITHIN_S:.0f} s: {why_late()}; end this process, which still waits for it, and "
                 "start again"
             )
     return context.result()
@@ -236,7 +237,7 @@ class PrivateCluster(Cluster):
         except OmniloadError:
             raise
         except Exception as error:  # noqa: BLE001 -- Ray raises bare exceptions when it is late
-            _LOG.warning("Ray did not start, it is started once more: %s", _said(error))
+            _LOG.warning("Ray did not start, so it is started once more: %s", _said(error))
             self._start_again()
 
     def _start_again(self) -> None:
@@ -357,8 +358,8 @@ def _warn_of_few_tasks(workers: int) -> None:
     room, needed = task_room(), _TASKS_EACH * (workers + _OTHERS)
     if room is not None and room.left < needed:
         _LOG.warning(
-            "%s is %d processes and threads, of which %d are left at most; a data plane of %s on Ray takes about %d, "
-            "and may not start, or abort, without them: raise it, or end what runs beside it",
+            "%s is %d processes and threads, of which at most %d are left; a data plane of %s on Ray takes about %d, "
+            "and without them it may not start, or may abort: raise the limit, or end other processes",
             *(room.name, room.limit, room.left, counted(workers, "role"), needed),
         )
 

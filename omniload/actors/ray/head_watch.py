@@ -49,8 +49,8 @@ _CREDENTIALS = struct.Struct("3i")
 def why_late() -> str:
     """Return which of Ray's servers started by this process is stopped, or else how busy the machine is."""
     return _stopped() or (
-        "no server of it that this process started is stopped; load on this machine is "
-        f"{os.getloadavg()[0]:.1f} on {counted(os.cpu_count() or 0, 'core')}"
+        f"none of its servers that this process started is stopped; load on this machine is {os.getloadavg()[0]:.1f} "
+        f"on {counted(os.cpu_count() or 0, 'core')}"
     )
 
 
@@ -70,7 +70,7 @@ def _stopped() -> str:
         with suppress(psutil.Error):  # ended meanwhile, which says nothing about the others
             name, pid = process.name(), process.pid
             if name in SERVERS and process.status() == psutil.STATUS_STOPPED:
-                return f"its {name}, process {pid}, is stopped (kill -CONT {pid} has it go on)"
+                return f"its {name}, process {pid}, is stopped (kill -CONT {pid} resumes it)"
     return ""
 
 
@@ -142,9 +142,9 @@ class HeadWatch:
         """
         if self._is_lost:
             raise UnavailableError(
-                f"the head of the data plane's Ray at {self._address} has taken no connection for {_SILENT_S:.0f} s, "
-                "and Ray ends this process: its process there has ended, or the way to it is cut; start again from the "
-                "last checkpoint"
+                f"the head of the data plane's Ray at {self._address} has accepted no connection for {_SILENT_S:.0f} "
+                "s, so Ray ends this process: the head's process has ended, or the connection to it is cut; start "
+                "again from the last checkpoint"
             )
 
 
@@ -166,9 +166,10 @@ class Raylet:
         """
         if self._held is not None and self._held.has_ended():
             raise UnavailableError(
-                f"Ray has ended on this host: its raylet, process {self._pid}, has ended with the process that opened "
-                "the data plane, whose output says why, or was killed. This rank has no batches without it; where "
-                "ranks come and go, end it and join again, else start again from the last checkpoint"
+                f"Ray has ended on this host: its raylet, process {self._pid}, was killed, or ended with the process "
+                "that opened the data plane, whose output then says why. This rank gets no batches without the "
+                "raylet. If the ranks of the job may change, end this rank and join again; otherwise start again "
+                "from the last checkpoint"
             )
 
     def close(self) -> None:

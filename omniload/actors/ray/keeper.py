@@ -138,7 +138,7 @@ class Keeper:
         except UnavailableError:
             return  # the plane is closed
         except Exception:  # noqa: BLE001 -- the outermost loop: the plane runs on until a role is lost
-            _LOG.exception("nobody replaces lost roles of this data plane any more")
+            _LOG.exception("lost roles of this data plane are not replaced any more")
             self._await_loss(event)
 
     def _await_loss(self, event: object) -> None:
@@ -294,7 +294,7 @@ class Keeper:
             self._end(member)  # it was stopped, and names its process only now
             self._crew.bury(member)
         elif self._crew.placing.is_astray(member, process.node):
-            why = "Ray has started it on another node than it was to be on"
+            why = "Ray has started it on another node than the one chosen for it"
             self._carry(self._roster.handle(MemberEnded(member, why)))
 
     def _watch(self, member: Member) -> None:

@@ -87,8 +87,8 @@ def require_threads(dp: int, num_constructors: int, ranks_each: int) -> None:
     """
     if -(-dp // num_constructors) > ranks_each:
         raise ConfigError(
-            f"dp {dp} over {num_constructors} data constructors is more than the {ranks_each} ranks that each has "
-            f"threads for; open the plane with runtime.constructors {-(-dp // ranks_each)} or more"
+            f"dp {dp} over {num_constructors} data constructors is more than the {ranks_each} ranks for which each "
+            f"constructor has threads; open the plane with runtime.constructors {-(-dp // ranks_each)} or more"
         )
 
 

@@ -177,9 +177,8 @@ class ConstructorShell:
                 raise TimeoutError(f"step {step} was not built within {timeout_s} s")
             if generation < self._machine.generation:
                 raise StateError(
-                    f"dp rank {dp_rank} asks for step {step} as one of generation {generation}, and the ranks "
-                    f"are of generation {self._machine.generation} by now: call resize, or close the loader of a rank "
-                    "that left"
+                    f"dp rank {dp_rank} asks for step {step} with generation {generation}, but the ranks are now of "
+                    f"generation {self._machine.generation}: call resize, or close the loader of a rank that left"
                 )
             # Before the failure is raised: a built step, and the end of the data, are served in any case.
             if (it := self.take_built(step, dp_rank, cp_rank, generation, lends=lends)) is not None:

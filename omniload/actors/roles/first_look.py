@@ -39,7 +39,7 @@ def require_samples(source: Source, mix: MixConfig) -> None:
     if not gives_any(source.read(0, records), mix, source.name):
         raise ConfigError(
             f"sources.{source.name}: none of its {records:,} records gives a sample that fits pack.length "
-            f"{mix.pack.length:,}; change overlong, its conditions, its transforms or its text key, and add it then"
+            f"{mix.pack.length:,}; change overlong, its conditions, its transforms or its text key, then add it"
         )
 
 

@@ -263,7 +263,7 @@ class ConstructorLinks:
             try:
                 link.fail(error)
             except Exception:  # noqa: BLE001 -- whatever the error of one, the others are waiting
-                _LOG.exception("the data constructor of ranks %s cannot be told", link.dp_ranks)
+                _LOG.exception("the data constructor of ranks %s cannot be notified", link.dp_ranks)
 
     def _build_all(self, windows: Sequence[Sequence[StepPlan]], released_to: int = 0) -> None:
         """Tell every constructor to build windows; each gets only its own rows, because whole plans are large."""

@@ -190,7 +190,7 @@ class LoaderShell:
         source = self._sources.get(command.source)
         if source is None:
             raise UnavailableError(
-                f"source {command.source} is served by another loader by now; ask that one"
+                f"source {command.source} is now served by another loader; ask that loader"
             )
         doing = f"reads records {command.start} to {command.stop} of source {source.name}"
         with self._activity.doing(doing) as says, self._reading[command.source]:
@@ -294,7 +294,7 @@ class LoaderShell:
                     source.give_way()
                 self._decoded_ahead.note(number, range(floor, stop))
             except OmniloadError as error:
-                _LOG.info("source %s is not at hand at %d: %s", source.name, floor, error)
+                _LOG.info("source %s is not ready at %d: %s", source.name, floor, error)
                 self._decoded_ahead.pass_over(number, floor)
 
     def take_over(self, command: TakeOver, *, waits_s: float = 0.0) -> None:
@@ -339,7 +339,7 @@ class LoaderShell:
         If the folder hangs, this is logged, and given up after some seconds.
         """
         if not wait([self._keeping.submit(self._keep)], _KEEP_S).done:
-            told = "what reading costs is not kept: %s did not answer within %.0f s"
+            told = "the measured cost of reading is not saved: %s did not answer within %.0f s"
             _LOG.warning(told, self._cache_dir, _KEEP_S)
         self._keeping.close(0.0)
 
@@ -380,7 +380,7 @@ class LoaderShell:
         except OmniloadError as error:
             # Other threads continue with the rest. A request for these samples reads them again, and gets the error.
             with self._activity.speaking():
-                _LOG.warning("what another loader held is not read ahead: %s", error)
+                _LOG.warning("blocks that another loader held are not read ahead: %s", error)
 
     def _sleep(self, duration_s: float) -> None:
         self._activity.figures.count(REPEATED)

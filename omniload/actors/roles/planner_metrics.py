@@ -62,7 +62,7 @@ def serve_metrics(mix: MixConfig, board: Board, *, goes_on: bool = False) -> Cal
     except ConfigError as error:
         if not goes_on:
             raise
-        _LOG.warning("the run goes on, and nobody answers Prometheus: %s", error)
+        _LOG.warning("metrics are not served to Prometheus; the run continues: %s", error)
         return _nothing
 
 
@@ -80,8 +80,8 @@ def _served(mix: MixConfig, board: Board) -> Callable[[], None]:
     except OSError as error:
         REGISTRY.unregister(roles)
         raise ConfigError(
-            f"runtime.metrics_port {port} cannot be used on {address} ({why_not_bound(error, port)}); each job of a "
-            "host has another: choose one, or 0 for no metrics"
+            f"runtime.metrics_port {port} cannot be used on {address} ({why_not_bound(error, port)}); each job on a "
+            "host needs a port of its own: choose another, or 0 for no metrics"
         ) from error
 
     def close() -> None:

@@ -52,8 +52,8 @@ __all__ = ["audit"]
 _TEXT_WIDTH = 60
 _NAME_WIDTH = 24
 _OTHER_RANKS = (
-    "the release that dealt this step placed rows in another way: these are its samples, and ranks and microbatches "
-    "are those that this release gives them; install that one for the ranks that trained on them"
+    "the release that dealt this step placed rows in another way: the samples are those of the step, but ranks and "
+    "microbatches are those that this release gives them; install that release to see the ranks that trained on them"
 )
 
 
@@ -134,8 +134,8 @@ def audit(  # noqa: PLR0913, PLR0917 -- one for each option
     digest = None if plan is None else plan.membership_digest()
     if plan is None or digest != journaled:
         raise IntegrityError(
-            f"step {step} planned again has digest {digest}, its journal says {journaled}: these are not the "
-            "samples that were trained on; compare the data and the release with the run's"
+            f"step {step} planned again has digest {digest}, but its journal says {journaled}: these are not the "
+            "samples that were trained on; compare the data and the release with those of the run"
         )
     spec = replace(spec, mix=spec.history.latest, edits=())  # contains sources that edits added
     looked_at = plan if rank is None else plan.part_of([rank])

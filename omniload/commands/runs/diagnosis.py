@@ -35,17 +35,17 @@ OLD_S = 5.0
 _SHOWN_SHARE = 0.02
 """Share of the time that ranks may wait: what the paper's users accept, and the report's target."""
 _BEHIND_STEPS = 2
-_STOPPED = "where ps -o stat= -p {0} says T, kill -CONT {0} has it go on"
+_STOPPED = "if ps -o stat= -p {0} prints T, kill -CONT {0} resumes it"
 _UNSAVED_S = 3600.0
 _UNSAVED_STEPS = 100
 _MORE_LOADERS = (
-    "share its sources among more loaders: runtime.loaders, or runtime.scaling: {mode: auto} on Ray; have more read "
-    "its heaviest: loader.readers; keep texts tokenised on disk (omniload mix tokenise); omniload mix plan "
-    "--resources shows what each source costs"
+    "share its sources among more loaders: runtime.loaders, or runtime.scaling: {mode: auto} on Ray; give its "
+    "heaviest source more readers: loader.readers; keep texts tokenised on disk (omniload mix tokenise); omniload "
+    "mix plan --resources shows what each source costs"
 )
 _EVEN_WORK = (
-    "see its compute time; unequal work is balance.strategy's and balance.cost's (omniload mix bench measures them), "
-    "a slow host is its own"
+    "see its compute time: if ranks get unequal work, change balance.strategy or balance.cost (omniload mix bench "
+    "measures them); otherwise its host is slow"
 )
 
 
@@ -144,14 +144,12 @@ def said_of_loaders(status: PlaneStatus) -> str:
 
 def _closed_plane(last: PlaneStatus, now_s: float, logs: Mapping[str, str]) -> Finding:
     why = "".join(f"; {role}: {line}" for role, line in why_ended(logs).items())
-    says = (
-        "what it failed with is to be mended" if why else "the trainer's output says why it ended"
-    )
+    says = "fix what it failed with" if why else "the trainer's output says why it ended"
     return Finding(
         role=f"process {last.pid} on {last.host}",
         what="The plane has ended.",
         seen=f"its process has closed it {max(0.0, now_s - last.written_at):.0f} s ago{why}",
-        do=f"see omniload mix show for what it has drawn; where it should go on, {says}",
+        do=f"omniload mix show says what it has drawn; if it should have continued, {says}",
     )
 
 
@@ -163,16 +161,16 @@ def _silent_plane(last: PlaneStatus, now_s: float, full: str) -> Iterator[Findin
             role=f"process {last.pid} on {last.host}",
             what="No status can be written, and no journal: the disk of the run is full.",
             seen=f"the last status is {age_s:.0f} s old; {full}",
-            do="free some room: a planner waits a minute for it, and goes on by itself. What follows is of the last "
-            "moment that could be written",
+            do="free some space: a planner waits a minute for it, and continues by itself. The findings below "
+            "describe the last moment that could be written",
         )
     else:
         yield Finding(
             role=f"process {last.pid} on {last.host}",
             what="The plane has ended, or the process that opened it is stopped.",
             seen=f"the last status is {age_s:.0f} s old; it is written once a second",
-            do=f"look at process {last.pid} on {last.host}: {_STOPPED.format(last.pid)}; where it says nothing, "
-            "it has ended, and the trainer's output says why. What follows is of its last moment",
+            do=f"look at process {last.pid} on {last.host}: {_STOPPED.format(last.pid)}; if ps prints nothing, it "
+            "has ended, and the trainer's output says why. The findings below describe its last moment",
         )
 
 
@@ -204,11 +202,11 @@ def _unread_sources(last: PlaneStatus, logs: Mapping[str, str]) -> Iterator[Find
             if figure.startswith(UNREAD):
                 yield Finding(
                     role=role.name,
-                    what=f"{figure.removeprefix(UNREAD)} cannot be read on, and the run ends before the first step "
-                    "that needs more of it.",
+                    what=f"{figure.removeprefix(UNREAD)} cannot be read further, and the run ends before the first "
+                    "step that needs more of it.",
                     seen=f"steps are planned to {role.figures.get('planned_step', 0.0):.0f}{line}",
-                    do=f"read {role.log or 'its log'} for the file; leave that out before the run ends, by omniload "
-                    "mix skip RUN --shard FILE, or mend it and resume",
+                    do=f"read {role.log or 'its log'} for the name of the file; leave that file out before the run "
+                    "ends, by omniload mix skip RUN --shard FILE, or repair it and resume",
                 )
 
 
@@ -223,7 +221,7 @@ def _longest_wait(looks: Sequence[PlaneStatus], share: float | None) -> Iterator
         if share is not None and not any(r.state.startswith(PLANNED_ALL) for r in looks[-1].roles):
             yield Finding(
                 role="ranks",
-                what="Batches come late, in waits too short to see for whom.",
+                what="Batches come late, in waits too short to show which role causes them.",
                 seen=f"{waited}no look of {len(looks)} met one",
                 do="look for longer (--seconds 30), or build further ahead: runtime.prefetch_steps",
             )
@@ -296,7 +294,7 @@ def _rank_behind(looks: Sequence[PlaneStatus]) -> Iterator[Finding]:
             role=slowest,
             what=f"{slowest} is {counted(round(lags[-1][slowest]), 'step')} behind another rank.",
             seen=f"it {role.state}, for {role.task_s:.0f} s",
-            do="see what its process does: batches are there for it, and built only so far ahead of it",
+            do="see what its process does: its next batches are ready, and no more are built until it takes them",
         )
 
 
@@ -309,7 +307,7 @@ def _retried_reads(first: PlaneStatus, last: PlaneStatus) -> Iterator[Finding]:
                 role=role.name,
                 what=f"A store did not answer {role.name} at first.",
                 seen=f"{tried:.0f} reads were tried again, {lately:.0f} of them while this looked",
-                do=f"read {role.log or 'its log'} for the names; keep shards nearer where it goes on",
+                do=f"read {role.log or 'its log'} for the names; if this continues, keep shards nearer",
             )
 
 
@@ -319,7 +317,7 @@ def _replacements(last: PlaneStatus) -> Iterator[Finding]:
             yield Finding(
                 role=role.name,
                 what=f"{role.name} was lost and replaced.",
-                seen=f"it is the {lives:.0f}. process of this start",
+                seen=f"it is process number {lives:.0f} of this start",
                 do="read logs/keeper.log of the run for why",
             )
         for name, reading in Reading.in_figures(role.figures).items():
@@ -328,7 +326,7 @@ def _replacements(last: PlaneStatus) -> Iterator[Finding]:
                     role=role.name,
                     what=f"{role.name} reads {name} alone: {reading.lost} readers were lost in a row.",
                     seen=f"{name} {reading.said}",
-                    do=f"read {role.log or 'its log'} for why they ended, most often for want of memory",
+                    do=f"read {role.log or 'its log'} for why they ended, most often because memory ran out",
                 )
         if restarts := role.figures.get("restarts", 0.0):
             yield Finding(
@@ -348,7 +346,7 @@ def _unsaved_state(last: PlaneStatus) -> Iterator[Finding]:
     if asked is None:
         yield Finding(
             role="planner",
-            what="No state was ever asked for: a restart begins anew.",
+            what="No state was ever asked for: a restart begins at the first step.",
             seen=f"{taken:.0f} steps were taken",
             do="save loader.state_dict() with every checkpoint",
         )
@@ -357,5 +355,5 @@ def _unsaved_state(last: PlaneStatus) -> Iterator[Finding]:
             role="planner",
             what="The last state was asked for long ago.",
             seen=f"{age_s / 3600:.1f} hours",
-            do="save checkpoints more often: what came after the last is trained again",
+            do="save checkpoints more often: a restart trains again on all steps after the last one",
         )

@@ -152,9 +152,9 @@ def _show_edits(
         if edit.revision in gone:
             waits = "; holds no more, as a later edit of an earlier step has that found anew"
         elif edit.revision in ahead and edit.step >= progress.next_step:
-            waits = f"; holds once the run comes there, it {stands} step {progress.next_step:,}"
+            waits = f"; takes effect once the run reaches that step; it {stands} step {progress.next_step:,}"
         elif edit.revision in ahead:
-            waits = "; holds once the run goes on from there, or from before"
+            waits = "; takes effect once the run continues from there, or from an earlier step"
         say(console, _said_of_edit(edit) + waits)
     for stage in history.latest.mix.stages:
         if stage.waits:
@@ -173,7 +173,7 @@ class _Losses:
         """Line that says what the losses are means of."""
         of_pairs = {bool(told.pairs) for told in self.sources.values()}
         unit = " or ".join(["label"] * (False in of_pairs) + ["pair"] * (True in of_pairs))
-        return f"losses are means of a {unit} of step {self.step:,}, as the loop told them"
+        return f"losses are means of a {unit} of step {self.step:,}, as the loop reported them"
 
     def as_json(self) -> JsonObject | None:
         if not self.sources:

@@ -30,7 +30,7 @@ def stop(run: Path) -> None:
     if runtime.lifetime != "detached":
         raise StateError(
             f"the run of {run} has runtime.lifetime {runtime.lifetime!r}: its data plane ends with the process that "
-            "opened it; end that one"
+            "opened it; end that process"
         )
     try:
         from omniload.actors.ray.given.detached import stop_detached  # noqa: PLC0415 -- an extra

@@ -224,9 +224,9 @@ class Filler:
         for key, owner in zip(map(_key_of, event.keys_N3), event.owners_N.tolist(), strict=True):
             if key in known:
                 raise StateError(
-                    f"rank {owner} reports the prompt at position {key[1]} of source {key[0]}, which rank "
-                    f"{known[key]} has; ranks along tp, pp and ep share their prompts: exchange among ranks along dp "
-                    "alone (process_group=), and give every rank the state of one checkpoint"
+                    f"rank {owner} reports the prompt at position {key[1]} of source {key[0]}, but rank {known[key]} "
+                    "has that prompt; ranks along tp, pp and ep share their prompts: exchange among ranks along dp "
+                    "alone (process_group=), and give every rank the state of the same checkpoint"
                 )
             known[key] = owner
         return in_order(event.keys_N3)
@@ -325,8 +325,8 @@ def _require_same(event: RoundReplayed, keys_N3: NDArray[np.int64]) -> None:
     judged = event.judged
     if event.step != judged.step or not np.array_equal(keys_N3, judged.keys_N3):
         raise StateError(
-            f"step {event.step} has {len(keys_N3)} prompts, and other ones were judged, {len(judged.keys_N3)} of step "
-            f"{judged.step}; open the mix, the settings and the state that the run had there"
+            f"step {event.step} has {len(keys_N3)} prompts, but other prompts were judged, {len(judged.keys_N3)} of "
+            f"step {judged.step}; open the mix, the settings and the state that the run had there"
         )
 
 

@@ -214,8 +214,8 @@ class Roster:
             # Further events are ignored, because the plane ends.
             self._gave_up = True
             reason = (
-                f"{member.role} was lost {role.lost} times while no step was taken, the last time: {why}; "
-                "mend that and start again from the last checkpoint"
+                f"{member.role} was lost {role.lost} times while no step was taken, the last time: {why}; fix the "
+                "cause and start again from the last checkpoint"
             )
             return (EndMember(member, why), GiveUp(member.role, reason))
         if member in role.standing_by:

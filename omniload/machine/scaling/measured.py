@@ -79,7 +79,7 @@ class Reading:
     def said(self) -> str:
         """Words that follow the name of the source, including why it has no more readers."""
         if self.lost:
-            why = f"as {self.lost} others were lost one after the other; one is tried every ten minutes"
+            why = f"because {self.lost} others were lost one after the other; a new one is tried every ten minutes"
         elif self.for_step:
             why = f"of whom some are there for step {self.for_step}, where more is drawn from it"
         elif not self.is_slow:
@@ -87,7 +87,7 @@ class Reading:
         elif self.core < CORE:
             why = "who wait for its store, or for a core: more of them would not help"
         else:
-            why = "too slowly; others are tried as long as cores are there and reads become quicker by it"
+            why = "too slowly; more are tried as long as cores are free and reads become quicker"
         return f"is read by {self.readers}, {self.share:.0%} of the time, {why}"
 
 

@@ -35,8 +35,8 @@ def index_folder(mix_path: Path) -> Path | None:
         if not _told:
             _told.append("no home")
             _log.warning(
-                "user %d has no home, and neither HOME nor XDG_CACHE_HOME is set: indexes, and what was found or "
-                "measured of sources, are made anew in every start; set XDG_CACHE_HOME to a folder that keeps them",
+                "user %d has no home, and neither HOME nor XDG_CACHE_HOME is set, so every start builds indexes, and "
+                "searches and measures sources, again; set XDG_CACHE_HOME to a folder that keeps them",
                 os.geteuid(),
             )
         return None

@@ -232,7 +232,8 @@ def require_near(files: Sequence[ShardFile], kept: KeptPoints) -> None:
         if distance is None or distance > NEAR_BYTES:
             raise ConfigError(
                 f"{file.path}: shuffle.method: units enters a compressed shard in its middle, at most "
-                f"{format_bytes(NEAR_BYTES)} before what is wanted: {_said_of(file, distance)}, or write method: block"
+                f"{format_bytes(NEAR_BYTES)} before the records that it needs: {_said_of(file, distance)}, or write "
+                "method: block"
             )
 
 
@@ -241,7 +242,10 @@ def _said_of(file: ShardFile, distance: int | None) -> str:
     if codec_of(file) == "gzip" and find_spec("indexed_gzip") is None:
         return f"of gzip a package finds where, which is not installed; {install_line('gzip')}"
     if distance is None:
-        return "where is kept nowhere; have XDG_CACHE_HOME, or --cache-dir of a command, name a folder with room"
+        return (
+            "its entry points are saved nowhere; set XDG_CACHE_HOME, or --cache-dir of a command, to a folder with "
+            "room"
+        )
     if codec_of(file) == "gzip":
         return f"it has places up to {format_bytes(distance)} apart; write it in smaller shards"
     return (

@@ -165,8 +165,9 @@ def open_tiktoken(
     for token, number in special.items():
         if number in taken:
             raise ConfigError(
-                f"tokenizer: special token {token!r} has id {number}, the rank of {taken[number]!r} in {path}; "
-                f"the encoding {encoding} goes with another file, or give ids of its own under special_tokens"
+                f"tokenizer: special token {token!r} has id {number}, which is the rank of {taken[number]!r} in "
+                f"{path}; choose the file of ranks that belongs to the encoding {encoding}, or give ids of its own "
+                "under special_tokens"
             )
     around = (begin_of_document, end_of_document)
     for key, wanted in zip(("begin_of_document", "end_of_document"), around, strict=True):

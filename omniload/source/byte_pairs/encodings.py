@@ -219,12 +219,12 @@ def _require_same(
         for i, (text, other) in enumerate(zip(batch, found, strict=True)):
             if other.ids != (ids := column[i].tolist()):
                 raise ConfigError(
-                    f"{path}: as a tokenizer.json it would cut text otherwise: {text[:60]!r} is {ids[:12]} and would "
-                    f"be {other.ids[:12]}; give whoever takes the model this file, to be read by tiktoken"
+                    f"{path}: as a tokenizer.json it would cut text in another way: {text[:60]!r} is {ids[:12]} and "
+                    f"would be {other.ids[:12]}; give this file to the users of the model, who read it with tiktoken"
                 )
     for token, number in special.items():
         if theirs.token_to_id(token) != number:
             raise ConfigError(
                 f"{path}: special token {token!r} would be {theirs.token_to_id(token)} in a tokenizer.json, not "
-                f"{number}; give whoever takes the model this file, to be read by tiktoken"
+                f"{number}; give this file to the users of the model, who read it with tiktoken"
             )

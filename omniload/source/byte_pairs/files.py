@@ -127,8 +127,8 @@ def parse_ranks(data: bytes, path: Path) -> dict[bytes, int]:
     # The library would panic at a text with a byte that is no token, and end the thread.
     if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
         raise ConfigError(
-            f"{path}: has {len(ranks)} tokens, and none for byte {missing[0]} and {len(missing) - 1} others; every "
-            "byte is a token of a file of ranks: it is cut short, or another kind of file"
+            f"{path}: has {len(ranks)} tokens, but none for byte {missing[0]} and {len(missing) - 1} others; a file "
+            "of ranks has a token for every byte, so it is cut short, or another kind of file"
         )
     return ranks
 

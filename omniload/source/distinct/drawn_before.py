@@ -249,7 +249,7 @@ def _bits_in(path: Path, where: str, shards: "_Shards", total: int) -> Bits:
                     bits.set(shards.numbers_of(batch))
     except FileNotFoundError:
         raise ConfigError(
-            f"{where}: no such file; keep it beside the mix file as long as the run is resumed"
+            f"{where}: no such file; keep it next to the mix file as long as the run may be resumed"
         ) from None
     except (pa.ArrowException, StateError, ValueError, OSError) as error:
         # Arrow reports damage as an ``OSError`` without a number.
@@ -276,7 +276,7 @@ def _require_ours(schema: pa.Schema, where: str) -> None:
             kind = kind.value_type
         if kind != field.type:
             raise ConfigError(
-                f"{where}: has {kind or 'nothing'} as column {field.name!r}, {field.type} is read; {_REMEDY}"
+                f"{where}: column {field.name!r} is {kind or 'missing'}, not {field.type}; {_REMEDY}"
             )
 
 

@@ -187,7 +187,7 @@ class HeldContent:
             changes = zip((*file.beside, file), then, times, strict=True)
             each, since = [(each, now) for each, before, now in changes if before != now][-1]
             raise rewritten(each.path, each.size_bytes, since)
-        _log.info("%s: its time of change is another, and it holds what it held", file.path)
+        _log.info("%s: its modification time differs, but its content is the same", file.path)
         end_s, self._times, self._looks = time.monotonic(), times, self._looks + 1
         # Where that time says nothing, as of file systems that make it up, looks are fewer, and never none.
         rest_s = (end_s - begin_s) * _REST ** min(self._looks - _AT_ONCE, _RAREST)

@@ -363,8 +363,8 @@ def doubt_of_beside(transforms: Sequence[TransformConfig], filled: Collection[st
         there = next((name for name in names if name in filled and name not in chat.beside), None)
         if named is None and there is not None:
             return (
-                f"the first records have {there!r} beside their messages, which {what} not read: say {key}: {there} in "
-                f"the transform {chat.type}, unless it is to be left out"
+                f"the first records have {there!r} beside their messages, which {what} not read: say {key}: {there} "
+                f"in the transform {chat.type}, unless it is to be left out"
             )
         # A nested field is only looked for in its own place.
         if named is not None and named not in filled and "." not in named:

@@ -222,8 +222,9 @@ class JsonlFormat(IndexedFormat):
                 for path in (self._kept, *indexes_beside(self._kept)):
                     path.unlink(missing_ok=True)
             raise IntegrityError(
-                f"{self._files[shard].path}: begins with a byte-order mark, which was a bad line to the release that "
-                "its index is of, and is left out now; the index is removed: start anew, without a state of before"
+                f"{self._files[shard].path}: begins with a byte-order mark. The release that wrote its index counted "
+                "the mark as a bad line; this release leaves it out. The index is removed: start again, without an "
+                "earlier state"
             )
         return behind_mark(data)
 

@@ -152,8 +152,8 @@ class MdsFormat(IndexedFormat):
             whole = _decompressed(file, described)
             if whole is None and file.size_bytes != described.size_bytes:
                 raise IntegrityError(
-                    f"{file.path}: holds {file.size_bytes} bytes, {described.size_bytes} by its index; "
-                    "replace one of them"
+                    f"{file.path}: holds {file.size_bytes} bytes, but {described.size_bytes} by its index; replace "
+                    "one of them"
                 )
             offsets = _offsets(file, whole, 0, described.samples)
             _require_rising(file, offsets, described)

@@ -134,7 +134,7 @@ def _require_sequences(file: ShardFile, index: ShardFile, head: IdxHead) -> None
         end = int(starts[-1])
     if end != file.size_bytes:
         raise IntegrityError(
-            f"{file.path}: holds {file.size_bytes} bytes; its index {index.path} tells of {end}: one of them is "
+            f"{file.path}: holds {file.size_bytes} bytes, but its index {index.path} describes {end}: one of them is "
             "cut short or of another data set, replace them"
         )
 

@@ -154,7 +154,7 @@ class NumpyFormat(IndexedFormat):
             f", and {len(alone) - 1:,} more shards are one document each" if len(alone) > 1 else ""
         )
         return (
-            f"{file.path}: end_of_document {self._config.end_of_document} is none of its "
+            f"{file.path}: end_of_document {self._config.end_of_document} does not occur among its "
             f"{(file.size_bytes - layout.start) // size:,} ids, so they are one document{more}: name the token that "
             "ends documents there, or cut rows of one length by row_tokens"
         )
@@ -243,13 +243,13 @@ def _width_doubted(ids_V: NDArray[Any]) -> str:
     wider = _WIDER.get(dtype.itemsize)
     if wider and not ids_V[1::2].any() and ids_V[::2].any():
         return (
-            f"every second one of its first ids is 0, as where wider ids are read as {dtype}: say dtype: "
-            f"{wider}, unless they are meant"
+            f"every second one of its first ids is 0, which happens if wider ids are read as {dtype}: say dtype: "
+            f"{wider}, unless the zeros are meant"
         )
     if (largest := int(ids_V.max())) >= _LARGEST_VOCABULARY:
         return (
-            f"its first ids go up to {largest:,}, as where ids of half the width are read as {dtype}: say dtype: "
-            "uint16, unless they are meant"
+            f"its first ids go up to {largest:,}, which happens if ids of half the width are read as {dtype}: say "
+            "dtype: uint16, unless they are meant"
         )
     return ""
 
@@ -313,8 +313,8 @@ def _layout(file: ShardFile, config: NumpySource, columns: Mapping[str, str]) ->
     stop = start + prod(shape) * dtype.itemsize
     if stop != file.size_bytes:
         raise IntegrityError(
-            f"{file.path}: {' x '.join(map(str, shape))} ids of {dtype} from byte {start} on end at byte {stop}, "
-            f"and it has {file.size_bytes}: it is cut short or corrupt, replace it, or correct dtype and header"
+            f"{file.path}: {' x '.join(map(str, shape))} ids of {dtype} from byte {start} on end at byte {stop}, but "
+            f"the file has {file.size_bytes}: it is cut short or corrupt, replace it, or correct dtype and header"
         )
     row = shape[1] if len(shape) == 2 else config.row_tokens or 0
     if len(shape) == 2 and (config.row_tokens or config.end_of_document is not None):

@@ -209,8 +209,8 @@ def open_shards(spec: SourceSpec, files: tuple[ShardFile, ...]) -> OpenFormat:
             )
         if called := _called_type(form, config, file):
             raise ConfigError(
-                f"sources.{name}: {file.path} is not {form.what}, and is called as files of type {called} are; "
-                f"set that type, or name files of type {config.type}"
+                f"sources.{name}: {file.path} is not {form.what}, but has the name of a file of type {called}; set "
+                f"that type, or name files of type {config.type}"
             )
     opened = form.open(files, config, spec.index_cache)
     _require_shuffled(name, config, len(opened.units()))

@@ -168,7 +168,7 @@ class RegisteredFormat(IndexedFormat):
                 raise self._refused(
                     file,
                     f"unit {number}",
-                    f"says {unit}, and has said so of another; say each unit once",
+                    f"says {unit}, which it has said before; say each unit once",
                 )
             if rows:
                 places.add((start, stop))
@@ -193,7 +193,7 @@ class RegisteredFormat(IndexedFormat):
 
     def _refused(self, file: ShardFile, where: str, why: str) -> IntegrityError:
         return IntegrityError(
-            f"{file.path}: {where}: reader {self._identity} {why}; replace the file, or mend the reader"
+            f"{file.path}: {where}: reader {self._identity} {why}; replace the file, or fix the reader"
         )
 
 

@@ -118,8 +118,8 @@ def said_of_unpacked(data: bytes, codec: str) -> str:
     if not within:
         return ""
     return (
-        f"is compressed twice, by {codec} and within that by {within}; unpack it once, to a file with the name of "
-        f"what is left: {codec} -dc < FILE > NEW"
+        f"is compressed twice, by {codec} and within that by {within}; unpack it once, to a file whose name fits the "
+        f"remaining compression: {codec} -dc < FILE > NEW"
     )
 
 
@@ -142,7 +142,7 @@ def said_of_shard(head: bytes, codec: str | None, *, unpacks: bool | None) -> st
     said = said or said_of_stand_in(head)
     if said or not is_called_packed:
         return said
-    return f"is not compressed by {codec}, as its name says; give it the name of what it is, or replace it"
+    return f"is not compressed by {codec}, although its name says so; give it a fitting name, or replace it"
 
 
 def is_marked(data: pa.Buffer | bytearray) -> bool:

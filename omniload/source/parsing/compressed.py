@@ -95,8 +95,8 @@ def _require_indexed(
     """Raise for a range that has fewer bytes than its index says, or has ``more`` after it."""
     if len(data) != stop - start or more:
         raise IntegrityError(
-            f"{file.path}: bytes {start} to {stop} gave {'more' if more else len(data)}; "
-            "the file is not the one that was indexed, start anew"
+            f"{file.path}: bytes {start} to {stop} gave {'more' if more else len(data)}; the file is not the one that "
+            "was indexed, start again"
         )
 
 
@@ -232,8 +232,8 @@ class ForwardReader:
         digests_U = self._disbelieved.get(file.path)
         if digests_U is not None and not _is_unit(digests_U, number, data):
             raise IntegrityError(
-                f"{file.path}: bytes {start} to {stop} are others than when it was indexed; it was changed in place, "
-                "or it or the index is damaged: replace the file, or remove the index, and start anew"
+                f"{file.path}: bytes {start} to {stop} differ from those that were indexed; the file was changed in "
+                "place, or it or the index is damaged: replace the file, or remove the index, and start again"
             )
         return data
 
@@ -300,8 +300,8 @@ class ForwardReader:
     def _disbelieve(self, file: ShardFile, error: _WrongPlaceError) -> None:
         """Enter a shard only at its first byte from now on, and continue to compare its units."""
         _log.warning(
-            "%s: cannot be entered where its index says (%s); it is read from its first byte, which is as exact and "
-            "takes longer: remove the index, and it is made anew",
+            "%s: cannot be entered where its index says (%s); it is read from its first byte, which gives the same "
+            "records but takes longer: remove the index, and it is built again",
             *(file.path, error),
         )
         if self._known is None or self._known[1] is None:

@@ -89,8 +89,7 @@ class LanceDataset:
         # Otherwise the error of the library would be taken for damage.
         if root != root.encode(errors="replace").decode():
             raise ConfigError(
-                f"{root}: is a name that is not UTF-8, which Lance does not take; rename the folder, or name a link "
-                "to it"
+                f"{root}: the name is not UTF-8, so Lance does not accept it; rename the folder, or name a link to it"
             )
         if version is not None:
             self._require_manifest(version)
@@ -347,6 +346,7 @@ def _require_threads() -> None:
         _asked_in.append(os.getpid())
     if _asked_in[0] != os.getpid():
         raise StateError(
-            f"process {os.getpid()} was forked from {_asked_in[0]} after that had read Lance data sets, and can read "
-            "none: start it by spawn or forkserver (multiprocessing_context of a DataLoader), or open them in it alone"
+            f"process {os.getpid()} was forked from {_asked_in[0]}, which had read Lance data sets before, so this "
+            "process can read none: start it by spawn or forkserver (multiprocessing_context of a DataLoader), or "
+            "open Lance data sets in this process alone"
         )

@@ -78,7 +78,7 @@ def _known(
         if protocol in protocols:
             return known
     raise ConfigError(
-        f"a store of {' or '.join(sorted(protocols))} is none that Lance reads; {IN_ITS_PLACE}"
+        f"Lance does not read a store of {' or '.join(sorted(protocols))}; {IN_ITS_PLACE}"
     )
 
 
@@ -186,8 +186,8 @@ def _require_told(what: str, given: Mapping[str, Any], told: Collection[str]) ->
 
 def _untold(what: str, name: str) -> ConfigError:
     return ConfigError(
-        f"fsspec's setting {name!r} of {what} is one that Lance cannot be told; say it in the environment or in the "
-        "files that clients of this store read, leave it out, or mount the store with omniload fs mount and name the "
+        f"fsspec's setting {name!r} of {what} cannot be passed to Lance; set it in the environment or in the files "
+        "that clients of this store read, leave it out, or mount the store with omniload fs mount and name the "
         "folder there"
     )
 

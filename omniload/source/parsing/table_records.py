@@ -144,8 +144,8 @@ def doubt_of_labels(column: pa.ChunkedArray) -> str:
     if not pc.any(pc.equal(column.combine_chunks().flatten(), IGNORE_LABEL)).as_py():
         return ""
     return (
-        f"the first records have {LABELS!r} of {IGNORE_LABEL} beside their tokens, which are not read, so every token "
-        f"is trained on: say columns: {{{LABELS}: {LABELS}}}, unless that is meant"
+        f"the first records have {LABELS!r} of {IGNORE_LABEL} beside their tokens. These labels are not read, so "
+        f"every token is trained on: write columns: {{{LABELS}: {LABELS}}}, unless that is meant"
     )
 
 

@@ -169,8 +169,9 @@ def _require_end(archive: TarBytes, at: int, began: int | None, *, ends: bool) -
     behind = archive.fetch(at, min(archive.stop, at + _LOOK_BEHIND))
     if any(behind):
         raise IntegrityError(
-            f"{archive.path}: byte {at} of {archive.stop}: an end, and more behind it, which would not be read; name "
-            "archives one by one, for behind each other they are none (tar --concatenate joins them)"
+            f"{archive.path}: byte {at} of {archive.stop}: the archive ends, but more bytes follow, which would not "
+            "be read; name each archive separately, because concatenated archives are not one archive (tar "
+            "--concatenate joins them)"
         )
 
 

@@ -180,7 +180,7 @@ def changed(path: str, then: tuple[int, str], now: tuple[int, str]) -> Integrity
     """Return the error for a file whose size or stamp has changed since its source was opened."""
     return IntegrityError(
         f"{path}: changed since the source was opened: {then[0]} bytes written at {_when(then[1])}, now {now[0]} at "
-        f"{_when(now[1])}; positions no longer hold, put back what was there, or start anew"
+        f"{_when(now[1])}; its positions are no longer valid, so restore the old file, or start again"
     )
 
 
@@ -193,9 +193,9 @@ def rewritten(path: str, size_bytes: int, since: str) -> IntegrityError:
         since: Its time of change, as a stamp.
     """
     return IntegrityError(
-        f"{path}: changed since the source was opened: it has {size_bytes} bytes and its modification time as then, "
-        f"and holds something else since {_when(since)}; positions no longer hold, put back what was there, or start "
-        "anew"
+        f"{path}: changed since the source was opened: its size of {size_bytes} bytes and its modification time are "
+        f"the same, but its content differs since {_when(since)}; its positions are no longer valid, so restore the "
+        "old file, or start again"
     )
 
 
@@ -209,8 +209,8 @@ def _when(stamp: str) -> str:
 def no_ranges(path: str, why: str) -> ConfigError:
     """Return the error for a server that only sends whole files."""
     return ConfigError(
-        f"{path}: is on a server that gives no parts of a file: it {why}; name a server that answers requests for "
-        "ranges (206), or copy the files"
+        f"{path}: is on a server that does not send parts of a file: it {why}; name a server that answers requests "
+        "for ranges (206), or copy the files"
     )
 
 

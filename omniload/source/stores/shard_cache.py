@@ -153,8 +153,8 @@ class ShardCache:
             limit = format_bytes(self.directory.limit_bytes)
             self.tell(
                 "full",
-                f"is full at {limit} with shards that runs on this node use; what is not in it is read from its "
-                "store each time: raise loader.shard_cache.limit",
+                f"is full at {limit} with shards that runs on this node use; all other shards are read from their "
+                "stores each time: raise loader.shard_cache.limit",
             )
 
     def version_now(self, store: "fsspec.AbstractFileSystem", path: str) -> tuple[Any, str]:
@@ -190,7 +190,10 @@ class ShardCache:
                     held[block] = data
                     continue
                 files.mark(block, CLAIMED)
-                self.tell("damaged", f"block {block} of {version.name} is damaged; read anew")
+                self.tell(
+                    "damaged",
+                    f"block {block} of {version.name} is damaged; it is read again from its store",
+                )
             return held
         finally:
             files.release()
@@ -222,7 +225,7 @@ class ShardCache:
             if isinstance(error, OSError) and error.errno in FULL:
                 free = free_in(self.directory.root)
                 said = f"{error.strerror}, {free}; make room, or lower loader.shard_cache.limit"
-            self.tell("read" if reads else "away", f"{said}; going on from the store")
+            self.tell("read" if reads else "away", f"{said}; reads continue from the store")
             return None
 
     def _catch_up(self) -> None:

@@ -71,8 +71,8 @@ def cached_units(spec: SourceSpec, cache: TokenCache) -> CachedUnits:
         there = cache.names(tokens.folder)
     except (OSError, UnavailableError) as error:
         raise UnavailableError(
-            f"loader.token_cache: {cache.location}: cannot be listed: {error}; runs go on without it, mend it or leave "
-            "it out"
+            f"loader.token_cache: {cache.location}: cannot be listed: {error}; runs continue without it: repair it, "
+            "or leave it out"
         ) from error
     return CachedUnits(
         source=spec.name,

@@ -81,14 +81,16 @@ class TokenCache:
             if isinstance(error, OSError) and error.errno in FULL:
                 self._full_until_s = self._clock.now_s() + _AWAY_S
                 free = free_in(Path(self.location))
-                said = f"{self.location}: {error.strerror}, {free}; what is not in it is made anew"
-                self._tell("full", f"{said}, and it is asked again every {_AWAY_S:g} s: make room")
+                said = f"{self.location}: {error.strerror}, {free}; tokens that are not in it are made again"
+                self._tell(
+                    "full", f"{said}, and the cache is tried again every {_AWAY_S:g} s: free space"
+                )
                 return None
             with self._lock:
                 self._away_until_s = self._clock.now_s() + _AWAY_S
             self._tell(
                 "away",
-                f"{self.location}: {error}; going on without it, asking again every {_AWAY_S:g} s",
+                f"{self.location}: {error}; the run continues without it and tries it again every {_AWAY_S:g} s",
             )
         return None
 

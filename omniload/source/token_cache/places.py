@@ -190,8 +190,8 @@ class LocalPlace(Place):
         if not self._room_bytes and not self._told_full:
             self._told_full = True
             _LOG.warning(
-                "%s: is full at %s; tokens that are not in it are made anew each time: raise loader.token_cache.limit, "
-                "or remove folders that no mix reads any more",
+                "%s: is full at %s; tokens that are not in it are made again each time: raise "
+                "loader.token_cache.limit, or remove folders that no mix reads any more",
                 *(self._root, format_bytes(limit)),
             )
         return bool(self._room_bytes)

@@ -158,8 +158,8 @@ class ChatTemplate:
         asked = asked.replace(_BEGIN, "").replace(_END, "")
         if not whole.startswith(asked):
             raise BadConversationError(
-                f"its prompt cannot be told from its answer: what {self._files.path.name} makes of the prompt depends "
-                "on later messages; use a template of the model for training"
+                f"its prompt cannot be separated from its answer: the prompt that {self._files.path.name} writes "
+                "depends on later messages; use a template of the model for training"
             )
         return Rendered(whole, ((len(asked), len(whole)),))
 
@@ -177,9 +177,9 @@ class ChatTemplate:
             # messages.
             if not (through.startswith(prompt) and text.startswith(through)):
                 raise BadConversationError(
-                    f"message {i}: what the assistant says cannot be told from what the template adds: its text "
-                    f"depends on later messages; put {{% generation %}} blocks into {self._files.path.name}, or "
-                    "set loss: all"
+                    f"message {i}: the assistant's words cannot be separated from the text that the template adds, "
+                    f"because that text depends on later messages; put {{% generation %}} blocks into "
+                    f"{self._files.path.name}, or set loss: all"
                 )
             spans.append((len(prompt), len(through)))
         return spans

@@ -94,9 +94,9 @@ class ImageEncoder:
         )
         if len(twice := np.intersect1d(written.values_V, self._blocks.special)):
             raise ConfigError(
-                f"transforms of type images: the template writes token {twice[0]} itself, which stands for images "
-                "(placeholder, begin or end): have image of the transform before it hold what the template writes for "
-                "an image, whole, or leave begin and end out"
+                f"transforms of type images: the template itself writes token {twice[0]}, which stands for images "
+                "(placeholder, begin or end): set image of the transform before it to the whole text that the "
+                "template writes for an image, or leave begin and end out"
             )
 
     def encode(self, texts: pa.Array, others: Mapping[str, Ragged]) -> Samples:

@@ -64,13 +64,13 @@ class MessageForm:
         )
         if takes_parts and parts is not None and parts.count(marker) != 1:
             raise ConfigError(
-                f"{template.path}: image is {marker!r}, and of an image and a text the template writes "
-                f"{parts!r:.{_SHOWN}}; name under image of the transform what it writes for an image, once, or use a "
-                "template of a model that takes images"
+                f"{template.path}: image is {marker!r}, but for an image and a text the template writes "
+                f"{parts!r:.{_SHOWN}}; set image of the transform to the text that the template writes for an image, "
+                "once, or use a template of a model that takes images"
             )
         if not (takes_parts or takes_texts):
             raise ConfigError(
-                f"{template.path}: the template writes nothing of a message of a user, whether its content is a text "
+                f"{template.path}: the template writes nothing for a message of a user, whether its content is a text "
                 "or a list of parts; name another under template of the transform"
             )
         form = cls(

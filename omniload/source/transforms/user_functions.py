@@ -136,8 +136,8 @@ class MapFunction:
     def _require_whole(self, empty_N: NDArray[np.bool_]) -> None:
         if empty_N.any() and not self._config.drops:
             raise self._refused(
-                f"leaves {int(empty_N.sum())} of {len(empty_N)} records out, and drops is false; say drops: true, or "
-                "have it give something for each"
+                f"leaves {int(empty_N.sum())} of {len(empty_N)} records out, but drops is false; write drops: true, "
+                "or let it return a value for each record"
             )
 
     def _require_alone(self, records: pa.Array, made: pa.Array) -> None:
@@ -150,8 +150,8 @@ class MapFunction:
         if not again.equals(made.slice(0, len(again))):
             i = next(i for i in range(len(again)) if not again[i].equals(made[i]))
             raise self._refused(
-                f"gives for one record {made[i].as_py()!r:.60} and, in another batch, {again[i].as_py()!r:.60}; "
-                "have it decide of a record by that record alone, and without chance"
+                f"returns {made[i].as_py()!r:.60} for one record, but {again[i].as_py()!r:.60} for the same record in "
+                "another batch; let it decide from that record alone, and without chance"
             )
 
     def _refused(self, why: str) -> ConfigError:

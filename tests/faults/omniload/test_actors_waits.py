@@ -169,7 +169,7 @@ def test_closing_a_plane_ends_the_wait_of_another_thread(tmp_path, store):
         store.gone_on.set()
         plane.close()
 
-    assert [str(error) for error in got] == ["the data plane was closed; open it again to go on"]
+    assert [str(error) for error in got] == ["the data plane was closed; open it again to continue"]
     with pytest.raises(UnavailableError, match="was closed"):
         plane.handle(0)
 

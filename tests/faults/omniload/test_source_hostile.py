@@ -184,7 +184,7 @@ def test_data_of_megatron_that_its_index_does_not_tell_of(shard, tmp_path):
     path = shard("megatron")
     path.write_bytes(path.read_bytes() + b"\0\0")
 
-    with pytest.raises(IntegrityError, match=r"part-0\.bin: holds \d+ bytes; its index"):
+    with pytest.raises(IntegrityError, match=r"part-0\.bin: holds \d+ bytes, but its index"):
         opened("megatron", tmp_path)
     path.with_suffix(".idx").unlink()
     with pytest.raises(IntegrityError, match=r"names part-0\.idx, which is not there"):
@@ -249,7 +249,7 @@ def test_rows_of_a_matrix_and_rows_of_a_length_are_records(tmp_path):
     [
         ({}, "is a flat file; state dtype"),
         ({"dtype": "uint16"}, "is one run of 10 ids; set end_of_document"),
-        ({"dtype": "int64", "row_tokens": 4}, "from byte 0 on end at byte 16; and it has 20"),
+        ({"dtype": "int64", "row_tokens": 4}, "from byte 0 on end at byte 16, but the file has 20"),
         (
             {"dtype": "uint16", "header": "64KiB", "row_tokens": 4},
             "from byte 65536 on end at byte 65536",
@@ -287,7 +287,7 @@ MDS = {
     "packed": ({"compression": "gz", "zip_data": {"basename": "a"}}, "compressed by 'gz'; zstd"),
     "column": ({"column_names": ["id", "words", "z"]}, "no column 'text'; it has id, words, z"),
     "kind": ({"column_encodings": ["int", "pkl", "bytes"]}, "column 'text' is pkl, not str"),
-    "size": ({"raw_data": {"basename": "part-0.mds", "bytes": 9}}, "bytes, 9 by its index"),
+    "size": ({"raw_data": {"basename": "part-0.mds", "bytes": 9}}, "bytes, but 9 by its index"),
 }
 
 

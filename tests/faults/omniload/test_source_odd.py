@@ -119,7 +119,9 @@ def test_archives_that_lie_behind_each_other_are_refused(tmp_path, kind):
         tar_of(("a.txt", b"one"), kind=kind) + tar_of(("b.txt", b"two"))
     )
 
-    with pytest.raises(IntegrityError, match=r"a\.tar: byte 1024 of .*: an end, and more behind"):
+    with pytest.raises(
+        IntegrityError, match=r"a\.tar: byte 1024 of .*: the archive ends, but more bytes follow"
+    ):
         block_of(tmp_path, TARS)
 
 
@@ -349,8 +351,8 @@ KEYS = {
     [
         ("webdataset", gzip.compress, "", "is compressed by gzip; give .* ends in .gz"),
         ("webdataset", bz2.compress, "", "is compressed by bzip2, .*: bunzip2 FILE"),
-        ("webdataset", bytes, ".gz", "is not compressed by gzip, as its name says"),
-        ("jsonl", bytes, ".zst", "is not compressed by zstd, as its name says"),
+        ("webdataset", bytes, ".gz", "is not compressed by gzip, although its name says so"),
+        ("jsonl", bytes, ".zst", "is not compressed by zstd, although its name says so"),
         ("csv", gzip.compress, ".zst", "is compressed by gzip; give .* ends in .gz"),
         (
             "parquet",

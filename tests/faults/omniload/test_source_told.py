@@ -213,7 +213,7 @@ def test_what_memory_is_lacking_to_read_is_told_as_that_and_no_line_is_bad_for_i
     )
 
     told = json.loads(done.stdout)
-    takes = "24 MiB, and 12 times as much memory, which it takes to read, is not to be had; give"
+    takes = "24 MiB, and reading it takes 12 times as much memory, which is not free; give"
     assert told["sound"] == [[False], 24 << 20, ""]
     assert (told["deep"][0], takes in told["deep"][1]) == ("ConfigError", True)
     assert f"{tmp_path}/deep.jsonl:1: the line holds " in told["deep"][1]

@@ -245,7 +245,7 @@ def test_hosts_that_are_cut_off_for_less_than_the_limit_go_on_where_they_were_ov
         told_first(ranks)
         cut(hosts[1])
         try:
-            assert "its host, or the way to it, does not answer" in lines_of_waits(ranks)[0]
+            assert "its host, or the network to it, does not answer" in lines_of_waits(ranks)[0]
         finally:
             mend(hosts[1])
         with slowed(hosts, "600kbit") as held_back:
@@ -276,5 +276,5 @@ def test_hosts_that_are_cut_off_for_longer_end_while_they_are_and_say_why(hosts,
 
     errors = [result for out, _ in done for result in results_of(out)]
     assert [error["error"] for error in errors] == ["UnavailableError"] * 2, done
-    assert "the host that it is to be on is gone, or cut off" in errors[0]["message"]
-    assert "is out of reach, its host or the way to it" in errors[1]["message"]
+    assert "the host that was chosen for it is gone, or cut off" in errors[0]["message"]
+    assert "cannot be reached: its host or the network failed" in errors[1]["message"]

@@ -370,4 +370,4 @@ def test_a_rank_that_is_cut_off_says_so_and_ends(hosts, mix, scratch, served):
         finally:
             mend(there)
     assert said["error"] == "UnavailableError"
-    assert "is out of reach" in said["message"]
+    assert "cannot be reached" in said["message"]

@@ -257,7 +257,7 @@ def test_no_constructor_is_lost_with_the_way_to_its_host_for_longer_than_roles_m
             for _ in range(4 * AHEAD):
                 job.tell(0)
                 job.tell(1)
-            job.wait_for("its host, or the way to it, does not answer")
+            job.wait_for("its host, or the network to it, does not answer")
         finally:
             mend(hosts[1])
         for _ in range(4 * AHEAD):

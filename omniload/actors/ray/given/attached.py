@@ -158,8 +158,8 @@ def require_same(address: str) -> None:
         return
     if not _leads_here(address):
         raise StateError(
-            f"this process is connected to the Ray at {here}, and runtime.address names that at {address}; connect it "
-            "to that one (ray.init), give the address that it has, or auto"
+            f"this process is connected to the Ray at {here}, but runtime.address names the Ray at {address}; connect "
+            "the process to that Ray (ray.init), or set runtime.address to the Ray of this process, or to auto"
         )
 
 

@@ -147,17 +147,17 @@ class PlaneOpener:
             if spec.state is not None:
                 held = answer_to(planner.state_at.remote(step), PLANNER)
                 if json.dumps(held, sort_keys=True) != json.dumps(spec.state, sort_keys=True):
-                    raise StateError("it has drawn other samples before it than the state tells")
+                    raise StateError("before that step it drew other samples than the state says")
             over: int = answer_to(planner.nodes_of_ranks.remote(), PLANNER)[0]
             resized = ResizeAsked(dp=spec.tree.size_of("dp"), step=step, generation=over + 1)
             answer_to(planner.resize.remote(resized), PLANNER)
             # The folder describes each start, whether or not the start opened the plane.
             spec.with_edits().keep()
         except OmniloadError as error:
-            _LOG.warning("the plane cannot go on at step %d and is opened anew: %s", step, error)
+            _LOG.warning("the plane cannot resume at step %d and is opened again: %s", step, error)
             return None
         self._spec = spec
-        _LOG.info("ranks of another driver go on at step %d", step)
+        _LOG.info("ranks of another driver continue at step %d", step)
         return over + 1
 
     def _open(self, asked: Attaching) -> None:
@@ -230,7 +230,7 @@ class PlaneOpener:
         if idle_s < keep_s:
             return False
         _LOG.warning(
-            "no rank has been there for %.0f s, the limit of runtime.keep: the detached data plane ends",
+            "the detached data plane has had no rank for %.0f s, the limit of runtime.keep, and ends",
             idle_s,
         )
         self._changed_for = "its opener, which ends it"
@@ -290,11 +290,11 @@ def attach(stack: ExitStack, asked: Attaching) -> PlaneAddress:
         threading.Event().wait(_PAUSE_S)
     if ended:
         raise UnavailableError(
-            f"the opener of the detached data plane of {run_dir} ended {ended} times as it was asked; see its log"
+            f"the opener of the detached data plane of {run_dir} ended {ended} times instead of answering; see its log"
         )
     raise UnavailableError(
-        f"the detached data plane of {run_dir} was not there within {limit_s:.0f} s ({said or 'it was being opened'}); "
-        "see its logs, or end it by omniload mix stop"
+        f"the detached data plane of {run_dir} was not ready within {limit_s:.0f} s "
+        f"({said or 'it was being opened'}); see its logs, or end it by omniload mix stop"
     )
 
 

@@ -68,12 +68,12 @@ def in_turn(doing: str) -> Iterator[None]:
     """
     if not _TURN.acquire(timeout=_TOLD_AFTER_S):
         _LOG.warning(
-            "a thread that %s waits up to %.0f s for another one of this process, which %s",
+            "a thread that %s waits up to %.0f s for another thread of this process, which %s",
             *(doing, _TURN_S, _CONNECTION.doing),
         )
         if not _TURN.acquire(timeout=_TURN_S - _TOLD_AFTER_S):
             raise UnavailableError(
-                f"a thread that {doing} has waited {_TURN_S:.0f} s for another one of this process, which "
+                f"a thread that {doing} has waited {_TURN_S:.0f} s for another thread of this process, which "
                 f"{_CONNECTION.doing}; end this process, and start again"
             )
     before, _CONNECTION.doing = _CONNECTION.doing, doing
@@ -152,8 +152,8 @@ def require_unconnected() -> None:
 def _another_open(namespace: str) -> StateError:
     address = ray.get_runtime_context().gcs_address if ray.is_initialized() else "that it has left"
     return StateError(
-        f"this process has another data plane open, in the Ray at {address} ({namespace}), and is part of one Ray at "
-        "a time: close that plane, or the loader that opened or joined it, before; or give each plane a process of its "
-        "own, both one Ray of yours (runtime.address), or this one runtime.kind local where one process holds all its "
-        "ranks"
+        f"this process has another data plane open, in the Ray at {address} ({namespace}), and can be part of only "
+        "one Ray at a time: first close that plane, or the loader that opened or joined it; or give each plane a "
+        "process of its own; or let both use one Ray of yours (runtime.address); or set runtime.kind to local for "
+        "this plane if one process holds all its ranks"
     )

@@ -36,7 +36,7 @@ class Seats:
         ]
         if not there:
             _LOG.warning(
-                "placement group %r has no bundle on node %s: %s is started there beside it",
+                "placement group %r has no bundle on node %s: %s is started there outside the group",
                 *(wanted.placement_group, node, member.name),
             )
             return node, {}
@@ -67,8 +67,8 @@ def at_current(place: PlaceConfig) -> PlaceConfig:
     group = ray.util.get_current_placement_group()
     if group is None:
         raise ConfigError(
-            "runtime.place has placement_group 'current', and the process that opens the plane is in none; "
-            "give a name or a number, or leave it out"
+            "runtime.place has placement_group 'current', but the process that opens the plane is in no placement "
+            "group; give a name or a number, or leave placement_group out"
         )
     number = group.id.hex()
     bundles = bundles_in(ray.util.placement_group_table(), number)
@@ -76,7 +76,7 @@ def at_current(place: PlaceConfig) -> PlaceConfig:
     spare = [each for each in bundles if each.place in unused]
     if not spare:
         raise ConfigError(
-            f"runtime.place has placement_group 'current', and each of the {len(bundles)} bundles of group {number} "
-            "is used, by ranks mostly; reserve more of them than there are ranks, or leave it out"
+            f"runtime.place has placement_group 'current', but all {len(bundles)} bundles of group {number} are in "
+            "use, mostly by ranks; reserve more bundles than there are ranks, or leave placement_group out"
         )
     return place.in_group(CURRENT, some_of(spare))

@@ -79,8 +79,8 @@ class Attaching:
         assert run_dir is not None, "whoever opens a detached plane requires one"
         if opener_of(run_dir) != self.opener:
             raise StateError(
-                f"{run_dir} is another folder for the opener of the detached data plane ({where}) than for "
-                f"{self.driver}: give it a run_dir that both see under one path, as on a file system of the cluster"
+                f"{run_dir} is a different folder for the opener of the detached data plane ({where}) than for "
+                f"{self.driver}: choose a run_dir that both see under one path, as on a cluster's file system"
             )
 
 
@@ -117,8 +117,8 @@ class Tenancy:
         if ranks and waited_s >= asked.spec.mix.runtime.silent_after + LEFT_S:
             raise StateError(
                 f"the detached data plane of {asked.spec.run_dir} has ranks of another driver ({names}; attached by "
-                f"{self.driver}), and {asked.driver} is to attach: end that one first, or give this job a run_dir of "
-                "its own"
+                f"{self.driver}), so {asked.driver} cannot attach: end that driver first, or give this job a run_dir "
+                "of its own"
             )
         if ranks:
             return f"{names} of {self.driver} to be gone"
@@ -161,9 +161,9 @@ class Tenancy:
             return
         key, run_dir = differ[0], asked.spec.run_dir
         raise StateError(
-            f"the detached data plane of {run_dir} is of another mix, or release: {key} is "
-            f"{found.get(key, 'not given')}, here {mine.get(key, 'not given')}; end it by omniload mix stop {run_dir}, "
-            "or open what it is of"
+            f"the detached data plane of {run_dir} has another mix or release: {key} is "
+            f"{found.get(key, 'not given')}, here {mine.get(key, 'not given')}; end it by omniload mix stop "
+            f"{run_dir}, or open it with the mix and release that it has"
         )
 
 

@@ -86,8 +86,8 @@ def places_of(plan: NodePlan) -> dict[str, Any]:
         above = folder.parents[1]
         size = len(os.fsencode(above))
         raise ConfigError(
-            f"{above}, the folder of temporary files, is a path of {size} bytes, and sockets of Ray below it "
-            f"take one of {size - over} at most; set TMPDIR to a shorter one, such as /tmp"
+            f"{above}, the folder of temporary files, has a path of {size} bytes, but sockets of Ray below it allow "
+            f"at most {size - over}; set TMPDIR to a shorter path, such as /tmp"
         )
     return {
         "temp_dir": plan.folder,

@@ -185,8 +185,8 @@ def wait_for_room(
         waited_s = clock.now_s() - began_s
         if waited_s >= place.wait:
             raise UnavailableError(
-                f"{missing}; waited {waited_s:.0f} s for it: start such nodes, have others give theirs back, ask for "
-                "less in runtime.place, or wait longer by runtime.place.wait"
+                f"{missing}; waited {waited_s:.0f} s for it: start such nodes, let other jobs release theirs, ask for "
+                "less in runtime.place, or set a longer wait in runtime.place.wait"
             )
         if waited_s >= _TOLD_AFTER_S and not is_told:
             is_told = True
@@ -197,7 +197,7 @@ def wait_for_room(
         if len(of) > 1:
             raise ConfigError(
                 f"{len(of)} placement groups of this Ray have the name that runtime.place gives: "
-                f"{sorted(of)[:_SHOWN]}; give the number of one"
+                f"{sorted(of)[:_SHOWN]}; give the number of one of them"
             )
 
 

@@ -119,7 +119,7 @@ class Placing:
         if not rooms:
             self._stranded.add(member)
             _LOG.warning(
-                "no node of Ray is left that runtime.place.loaders names: %s is started on the opener's node",
+                "no node that runtime.place.loaders names is left in Ray: %s is started on the opener's node",
                 member.name,
             )
             return self.home
@@ -217,7 +217,7 @@ class Placing:
         """Note the end of a member; if it is replaced and never became ready, its node is avoided for a while."""
         node = self._node_of.get(member, self.home)
         if is_replaced and node != self.home and member not in self._ready:
-            _LOG.warning("%s did not come to stand by on node %s", member.name, node)
+            _LOG.warning("%s failed to start as a stand-by on node %s", member.name, node)
             now_s = self._now_s()
             self._in_vain += self._rest_of[node].begin(now_s)
             if self._in_vain >= _IN_VAIN:

@@ -58,8 +58,9 @@ def claim_rank(board: Path, name: str, guest: str = "") -> FileLock:
         if (holder := guest_of(board, name).read_text(encoding="utf-8")) != guest:
             lock.close()
             raise StateError(
-                f"{name} of this data plane was taken by {holder}; number every rank once, and where that one has "
-                "ended count a change: join with step= and the next generation="
+                f"{name} of this data plane was taken by {holder}; give each rank a number of its own. If the rank "
+                "that took this number has ended, count a change of the ranks: join with step= and the next "
+                "generation="
             )
     forget_generations(board)  # here, because the planner sees no files of other hosts
     return lock
@@ -163,6 +164,6 @@ def watch_unheard(
 
 def _said_of(lost: Iterable[str]) -> str:
     return (
-        f"{', '.join(lost)}, and has told the planner that took over nothing: the other ranks go on to the last step "
-        f"that was planned, and as far as is planned ahead; {AFTER_A_RANK}"
+        f"{', '.join(lost)}, and has reported nothing to the planner that took over: the other ranks continue to the "
+        f"last step that was planned ahead; {AFTER_A_RANK}"
     )

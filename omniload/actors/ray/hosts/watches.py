@@ -159,9 +159,7 @@ class Watches:
         if is_first and not has_ended:
             rest_s = 0.0
         level = logging.INFO if is_told else logging.WARNING
-        what = (
-            "nobody looks for stopped processes on node %s, until another watch does in %.0f s: %s"
-        )
+        what = "no process looks for stopped processes on node %s until a new watch starts in %.0f s: %s"
         _LOG.log(level, what, node, rest_s, why)
         host.watch = host.waits_s = None
         host.begin_at_s = time.monotonic() + rest_s

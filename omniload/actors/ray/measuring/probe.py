@@ -207,7 +207,7 @@ class _Beside:
     def _lost(self) -> UnavailableError:
         self._process.join(_ENDS_S)
         return UnavailableError(
-            f"a small plane ended as it was measured (exit {self._process.exitcode}); free memory and measure again"
+            f"a small plane ended while it was measured (exit {self._process.exitcode}); free memory and measure again"
         )
 
     def stop(self) -> None:

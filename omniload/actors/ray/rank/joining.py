@@ -74,8 +74,8 @@ def _turn() -> Iterator[None]:
         except BlockingIOError:
             if time.monotonic() >= until_s:
                 raise UnavailableError(
-                    f"other ranks of this host have started nodes of Ray for {_TURN_S:.0f} s, and hold {place}; free "
-                    "cores of this host, or leave out runtime.ports"
+                    f"other ranks of this host have been starting nodes of Ray for {_TURN_S:.0f} s, and hold {place}; "
+                    "free cores of this host, or leave out runtime.ports"
                 ) from None
         time.sleep(_LOOK_S)
 
@@ -130,8 +130,8 @@ def _join(address: PlaneAddress, *, is_connected: bool) -> Callable[[], None]:
                 connect(address.cluster, address.namespace, node_address)
         except Exception as error:
             raise UnavailableError(
-                f"the data plane at {address.cluster} cannot be joined: {error}; it has ended, or this process is none "
-                "that its opener started"
+                f"the data plane at {address.cluster} cannot be joined: {error}; it has ended, or its opener did not "
+                "start this process"
             ) from error
         use_no_more = use_connection(made=not is_shared)
 

@@ -208,7 +208,7 @@ class PlannerLink:
 
         def heard(done: "Future[Any]") -> None:
             if not done.cancelled() and (error := done.exception()) is not None:
-                _LOG.info("the planner did not hear that step %d was taken: %s", step, error)
+                _LOG.info("the planner was not notified that step %d was taken: %s", step, error)
                 self._lost |= actor is self._actor
 
         future_of(actor.taken.remote(step, *rank), PLANNER).add_done_callback(heard)

@@ -112,7 +112,7 @@ class Mover:
             # Constructors that do not know of a move still ask this loader, and would notice its end only late.
             if self._leaving.answers(role):
                 raise StateError(
-                    f"{role} still answers for sources that were moved; end it once all constructors ask others"
+                    f"{role} still answers for sources that were moved; end it once no constructor asks it"
                 )
             self._keeper.retire(role)
 
@@ -150,7 +150,7 @@ class Mover:
             lambda: role in crew.holders or role not in crew.sources_of, f"the opening of {role}"
         )
         if role not in crew.sources_of:
-            raise UnavailableError(f"{role} could not be started; the lines of the keeper say why")
+            raise UnavailableError(f"{role} could not be started; the log of the keeper says why")
 
     def _hand_over(self, sources: Sequence[int], role: str) -> None:
         crew, before = self._crew, self._roles_of(sources)

@@ -33,7 +33,7 @@ def event_of_opening(
         return MemberEnded(member, str(project_error(error, member.name)))
     if now == known:
         return MemberReady(member)
-    why = "its sources are not what they were when the data plane was opened"
+    why = "its sources have changed since the data plane was opened"
     return MemberEnded(member, f"{why}: {_changes(known, now, mix)}")
 
 
@@ -71,7 +71,7 @@ def open_in_shadows(crew: Crew, role: str, number: int, mix: MixConfig, check: C
             said = _changes({number: crew.facts[number]}, {number: found}, mix)
             raise StateError(
                 f"source {mix.names[number]!r} changes while it is added, as {other.name} found: {said}; add it once "
-                "its files stay as they are"
+                "its files no longer change"
             )
 
 

@@ -90,7 +90,7 @@ class Scaling:
             except Exception:  # noqa: BLE001 -- the outermost loop: the plane continues as it is
                 # The closing of a plane ends the gate during a look; this is not a fault and is not reported.
                 if not self._ended.is_set():
-                    _LOG.exception("loaders of this data plane are not scaled any more")
+                    _LOG.exception("loaders of this data plane are no longer scaled")
 
     def _look(self) -> LoadersSeen:
         crew = self._crew

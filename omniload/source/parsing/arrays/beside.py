@@ -117,8 +117,8 @@ def shards_with_columns(
     tokens = [file for file in files if file.path not in names]
     if not tokens:
         raise ConfigError(
-            f"{files[0].path}: is called as a file of a column is, {names[files[0].path]!r}, and so is every file of "
-            "its source, which then holds no token; name the column's files otherwise"
+            f"{files[0].path}: has the name of a file of a column, {names[files[0].path]!r}, and so has every file of "
+            "its source, which then holds no token; rename the files of the column"
         )
     return tuple(
         replace(file, beside=tuple(_beside(file, *each) for each in columns.items()))

@@ -71,8 +71,8 @@ def idx_head(index: ShardFile) -> IdxHead:
         )
     if head[: len(MAGIC)] != MAGIC:
         raise IntegrityError(
-            f"{index.path}: begins with {head[:9]!r}, not {MAGIC!r}: it is no index of Megatron's, or of the "
-            "oldest kind (TNTIDX); write it anew"
+            f"{index.path}: begins with {head[:9]!r}, not {MAGIC!r}: it is not an index of Megatron, or is of the "
+            "oldest kind (TNTIDX); write it again"
         )
     # Its numbers are sizes of arrays, so they are compared with the size of the file before an array is read.
     version, code = int.from_bytes(head[9:17], "little"), head[17]

@@ -125,8 +125,8 @@ def lacks_memory(error: orjson.JSONDecodeError) -> bool:
 def said_of_no_memory(size_bytes: int) -> str:
     """Return the message that JSON of some size needs more memory than there is, as a predicate, with a remedy."""
     return (
-        f"holds {format_bytes(size_bytes)}, and {_TIMES_IN_MEMORY} times as much memory, which it takes to read, is "
-        "not to be had; give the process more"
+        f"holds {format_bytes(size_bytes)}, and reading it takes {_TIMES_IN_MEMORY} times as much memory, which is "
+        "not free; give the process more"
     )
 
 

@@ -87,7 +87,9 @@ def test_a_head_whose_process_has_ended_is_lost(server):
     clock.now_s = 55.0
     watch.look()
 
-    with pytest.raises(UnavailableError, match=r"head of .* at 127\.0\.0\.1:\d+ has taken no conn"):
+    with pytest.raises(
+        UnavailableError, match=r"head of .* at 127\.0\.0\.1:\d+ has accepted no conn"
+    ):
         watch.check()
 
 

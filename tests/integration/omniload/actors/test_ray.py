@@ -433,7 +433,7 @@ def test_a_server_that_is_stopped_as_its_opener_connects_is_named_and_ended_with
 
     told, logged = opener.communicate(timeout=120)
 
-    said = f"its {server}, process {pid}, is stopped (kill -CONT {pid} has it go on)"
+    said = f"its {server}, process {pid}, is stopped (kill -CONT {pid} resumes it)"
     assert f"has not connected this process within 1 of 2 s: {said}" in logged
     assert f"has not connected this process within 2 s: {said}; end this process" in told
     head.wait(120)

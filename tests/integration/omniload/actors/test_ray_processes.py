@@ -245,5 +245,5 @@ def test_a_ray_that_may_get_too_few_threads_is_told_of_before_it_starts(monkeypa
 
     PrivateCluster(object_store_bytes=100 << 20, workers=3)
 
-    told = "ulimit -u of user 7 is 400 processes and threads, of which 179 are left at most; a data plane of 3 roles"
+    told = "ulimit -u of user 7 is 400 processes and threads, of which at most 179 are left; a data plane of 3 roles"
     assert (told in caplog.text) == (left == 179)

@@ -61,7 +61,9 @@ def test_threads_serve_four_ranks_then_three_then_four_the_steps_of_one(tmp_path
         gone = clients[3]
         clients = resized(clients, 3)
         steps += [next_step_of(clients) for _ in range(5)]
-        with pytest.raises(StateError, match=r"generation 0, and the ranks are of generation 1"):
+        with pytest.raises(
+            StateError, match=r"generation 0, but the ranks are now of generation 1"
+        ):
             gone.next_batch()
         clients = resized(clients, 4, plane)
         steps += [next_step_of(clients) for _ in range(STEPS - 10)]

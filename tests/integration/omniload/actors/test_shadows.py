@@ -43,7 +43,7 @@ pytestmark = [
 
 STEPS = 20
 WHOLE_WITHIN_S = 240
-ASTRAY = "on another node than it was to be on"
+ASTRAY = "on another node than the one chosen for it"
 ASTRAY_S = 75
 """Time after two such starts and the next one, half a minute to a minute later."""
 

@@ -203,7 +203,9 @@ def test_show_of_a_skip_at_rest_says_that_it_waits_for_the_run_to_go_on(mix_path
     a_run(tmp_path / "run", mix_path, steps=4)
     run_mix("skip", tmp_path / "run", "--steps", "1:2")
 
-    assert "holds once the run goes on from there" in run_mix("show", tmp_path / "run").stdout
+    assert (
+        "takes effect once the run continues from there" in run_mix("show", tmp_path / "run").stdout
+    )
     assert json_of("show", tmp_path / "run")["edits_ahead"] == [1]
 
 

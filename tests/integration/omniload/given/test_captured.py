@@ -52,7 +52,7 @@ def test_a_process_that_is_connected_to_another_ray_than_the_mix_names_is_told_b
     assert [rank["error"] for rank in told["ranks"]] == ["StateError", "StateError"]
     message = told["ranks"][0]["message"]
     assert f"connected to the Ray at {given['RAY_ADDRESS']}" in message
-    assert "runtime.address names that at 127.0.0.1:1" in message
+    assert "runtime.address names the Ray at 127.0.0.1:1" in message
 
 
 TWO = """

@@ -37,7 +37,7 @@ def test_the_next_driver_goes_on_with_a_plane_whose_driver_was_killed_until_it_i
     next_of = run_job(given, mix, program=DRIVER, takes=4, state=state, **keywords)
 
     assert samples([killed, next_of]) == unbroken
-    assert "go on at step 2" in (tmp_path / "run" / "logs" / "opener.log").read_text()
+    assert "continue at step 2" in (tmp_path / "run" / "logs" / "opener.log").read_text()
     stopped = stop(given, keywords["run_dir"])
     assert "has ended; no rank was there" in stopped.stdout, stopped.stderr
     again = stop(given, keywords["run_dir"])
@@ -58,7 +58,7 @@ def test_a_driver_that_is_killed_before_its_rank_has_joined_costs_the_next_one_s
         took_s = time.monotonic() - began_s
         assert samples([next_of]) == unbroken
         log = (tmp_path / name / "logs" / "opener.log").read_text()
-        assert "go on at step 0" in log, log
+        assert "continue at step 0" in log, log
         assert "has ended; no rank was there" in stop(given, job["run_dir"]).stdout
         if took_s < LEASE_S:  # on a busy machine a process may take as long as this to load Ray
             break
@@ -76,13 +76,13 @@ def test_a_plane_goes_on_on_other_ranks_and_is_opened_anew_and_others_are_refuse
     going_on = keywords | {"state": killed["state"]}
     ranks = run_job(given, mix, tmp_path / "meet", **going_on)["ranks"]
     assert samples([killed, *ranks]) == unbroken
-    assert "go on at step 2" in (log := tmp_path / "run" / "logs" / "opener.log").read_text()
+    assert "continue at step 2" in (log := tmp_path / "run" / "logs" / "opener.log").read_text()
 
     # The steps that these ranks have taken are released, so the plane is opened anew at the state.
     holder = begin_job(given, mix, program=DRIVER, takes=2, end="wait", **going_on)
     held = json.loads(holder.stdout.readline())
     assert samples([killed, held]) == {step: unbroken[step] for step in range(4)}
-    assert "is opened anew: " in log.read_text()
+    assert "is opened again: " in log.read_text()
 
     other_mix = run_job(given, mix, program=DRIVER, takes=1, **keywords, prefetch_steps=7)
     assert (other_mix["error"], "mix stop" in other_mix["message"]) == ("StateError", True)
@@ -154,7 +154,7 @@ def test_a_plane_that_no_rank_uses_ends_by_itself_and_says_so(given, mix, tmp_pa
     assert "error" not in end_of(driver)
 
     log, until_s = tmp_path / "run" / "logs" / "opener.log", time.monotonic() + 240
-    while "no rank has been there for" not in log.read_text():
+    while "has had no rank for" not in log.read_text():
         assert time.monotonic() < until_s, log.read_text()
         time.sleep(0.5)
     until_s = time.monotonic() + 240

@@ -87,9 +87,9 @@ def test_ranks_of_two_hosts_go_on_with_a_plane_whose_opener_is_on_either(
         log = (scratch / "run" / "logs" / "opener.log").read_text
         # Rank 0 is on the other host now, and the opener is in its old place.
         second = job.driver([there, here], takes=2, state=first[0]["state"])
-        assert "go on at step 2" in log()
+        assert "continue at step 2" in log()
         third = job.driver([there], takes=2, state=second[0]["state"])
-        assert "go on at step 4" in log()
+        assert "continue at step 4" in log()
         assert samples([*first, *second, *third]) == unbroken
         assert "has ended; no rank was there" in job.stop(there)[0]
 
@@ -136,7 +136,7 @@ def test_ranks_with_peers_go_on_as_those_of_a_plane_of_their_own(
     first = driver(takes=2, **detached)
     second = driver(takes=4, state=first[0]["state"], **detached)
 
-    assert "go on at step 2" in (tmp_path / "run" / "logs" / "opener.log").read_text()
+    assert "continue at step 2" in (tmp_path / "run" / "logs" / "opener.log").read_text()
     for whole, *parts in zip(alone, first, second, strict=True):
         assert [*parts[0]["seen"], *parts[1]["seen"]] == whole["seen"]
     states = [each["state"] for each in second]

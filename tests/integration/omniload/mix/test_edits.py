@@ -226,11 +226,11 @@ def test_an_edit_that_the_run_may_never_come_to_says_so_and_is_shown_so(
     at_rest = json_of("set", run, "ids=2")
 
     assert "should that be before step 500, the edit never holds" in late["unsure"]
-    assert "the run ends before edit 1 holds: set ids=1" in caplog.text
+    assert "the run ends before edit 1 takes effect: set ids=1" in caplog.text
     assert at_rest["unsure"].endswith(f"it holds once the run goes on to step {steps}")
     shown = run_mix("show", run).stdout
     assert (
-        f"from step 500 on: set ids=1; holds once the run comes there, it ended before step {steps}"
+        f"from step 500 on: set ids=1; takes effect once the run reaches that step; it ended before step {steps}"
         in (" ".join(shown.split()))
     )
     found = json_of("show", run)
@@ -771,7 +771,9 @@ def test_a_question_in_words_of_another_release_is_refused_at_once(mix_path, run
         result = run_mix("set", run_dir, "ids=3", "text=1", "--timeout", 300)
 
     assert isinstance(result.exception, StateError)
-    assert "the run's release does not know (version: Input should be 1)" in str(result.exception)
+    assert "the run's release cannot read this request (version: Input should be 1)" in str(
+        result.exception
+    )
     assert read_history(run_dir, load_mix(mix_path)[0]).edits == ()
 
 

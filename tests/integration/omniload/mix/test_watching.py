@@ -218,7 +218,10 @@ def test_a_planner_that_takes_over_goes_on_without_metrics_where_another_has_its
 
         serve_metrics(mix, MemoryBoard(), goes_on=True)()
 
-    assert f"goes on, and nobody answers Prometheus: runtime.metrics_port {port}" in caplog.text
+    assert (
+        f"metrics are not served to Prometheus; the run continues: runtime.metrics_port {port}"
+        in caplog.text
+    )
 
 
 def test_runs_that_one_scrape_job_finds_are_told_apart():

@@ -92,7 +92,9 @@ def test_a_look_at_the_run_tells_of_it_while_there_are_steps_before_it(tmp_path)
             assert time.monotonic() < until_s, "a status is written each second"
             shown = CliRunner().invoke(doctor, [str(run), "--seconds", "0", "--json"])
             findings = json.loads(shown.stdout)["findings"]
-            found = [each for each in findings if each["what"].startswith("web cannot be read on")]
+            found = [
+                each for each in findings if each["what"].startswith("web cannot be read further")
+            ]
         assert f"row group {DAMAGED}" in found[0]["seen"]
         assert "omniload mix skip RUN --shard" in found[0]["do"]
 

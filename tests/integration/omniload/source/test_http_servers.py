@@ -107,7 +107,7 @@ def opened(folder, url):
 def test_a_server_that_gives_no_parts_is_told_as_one(serve, tmp_path, name):
     _, url = serve()
 
-    with pytest.raises(ConfigError, match=r"gives no parts of a file: .* requests for ranges"):
+    with pytest.raises(ConfigError, match=r"does not send parts of a file: .* requests for ranges"):
         opened(tmp_path, f"{url}/{name}")
 
 
@@ -130,7 +130,7 @@ def test_a_stream_that_cannot_go_on_in_a_file_is_told_so(serve, tmp_path):
             stream.seek(1000)
             stream.read(1000)
 
-    with pytest.raises(ConfigError, match="gives no parts of a file"):
+    with pytest.raises(ConfigError, match="does not send parts of a file"):
         read_on()
 
 

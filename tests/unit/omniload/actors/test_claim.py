@@ -79,7 +79,7 @@ def test_a_plane_that_waits_for_a_change_of_its_mix_says_so_once(tmp_path, caplo
     end_claim()
 
     (told,) = caplog.messages
-    said = "is being changed by a command, such as omniload mix add: waiting for at most 60 s"
+    said = "is being changed by a command, such as omniload mix add: waiting at most 60 s"
     assert told.startswith(f"the mix of {tmp_path} {said}")
 
 
@@ -88,7 +88,9 @@ def test_a_change_of_a_mix_that_takes_too_long_is_told_by_its_kind(tmp_path, mon
 
     with (
         closing(FileLock(tmp_path / LOCK_NAME, shared=True)),
-        pytest.raises(UnavailableError, match="by a command, such as omniload mix add, for "),
+        pytest.raises(
+            UnavailableError, match="by a command, such as omniload mix add, and has been for "
+        ),
     ):
         claim(a_spec_of(tmp_path))
 

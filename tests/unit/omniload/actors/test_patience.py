@@ -12,7 +12,7 @@ from omniload.machine.waiting import Wait
 
 
 def test_a_planner_that_is_late_to_hear_of_a_loader_is_told_as_late():
-    with pytest.raises(UnavailableError, match=r"come to the take-over by loader-0\+1"):
+    with pytest.raises(UnavailableError, match=r"begun the take-over by loader-0\+1"):
         heard_within(0.0, Future(), "loader-0+1")
 
 

@@ -279,7 +279,7 @@ def test_a_planner_that_was_lost_after_it_kept_an_added_source_is_followed_by_on
     journal.close()
 
     assert list(planner.positions_per_epoch_S) == [100, 100, 55]
-    with pytest.raises(StateError, match="lost while source 'books' was added"):
+    with pytest.raises(StateError, match="lost while source 'books' was being added"):
         make_successor(spec, FACTS, tmp_path, life=2)
 
 

@@ -36,7 +36,7 @@ def test_the_last_status_is_of_the_moment_in_which_the_plane_was_closed(tmp_path
         (lambda content: b"", "is damaged"),
         (
             lambda content: content.replace(b'"version":1', b'"version":2'),
-            r"is not of this release \(version: .*\); watch with the release that writes it",
+            r"is not of this release \(version: .*\); watch with the release that the run uses",
         ),
         (lambda content: content.replace(b'"pid"', b'"pids"'), "is not of this release"),
     ],

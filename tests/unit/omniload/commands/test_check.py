@@ -370,7 +370,7 @@ CONVERSATIONS = {
     ),
     "another marker": (
         PICTURES + SEEN.replace("<pad>", "<shot>"),
-        "mix.yaml:5: sources.web: FOLDER/t.jinja: image is '<shot>', and of an image and a text the template writes",
+        "mix.yaml:5: sources.web: FOLDER/t.jinja: image is '<shot>', but for an image and a text the template writes",
     ),
     "no transform of images": (
         PICTURES + NOT_SEEN,

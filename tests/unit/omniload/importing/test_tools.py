@@ -123,7 +123,7 @@ class TestMegatron:
             (lambda folder: (folder / "a.bin").touch(), "a: has no weight, and its tokens"),
             (
                 lambda folder: [(folder / f"a.{end}").write_bytes(b"?" * 99) for end in IDX_BIN],
-                "no index of Megatron's",
+                "not an index of Megatron",
             ),
         ],
     )

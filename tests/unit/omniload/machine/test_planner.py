@@ -593,7 +593,7 @@ def test_of_ranks_that_tell_once_for_several_steps_no_more_is_said_than_is_known
 
     # It may be at step 3 already: steps that came together are reported with the last of them.
     assert planner.waits().text == (
-        "is 8 steps or less ahead of 1 rank that has not told yet of step 0: they tell once in 4 steps"
+        "is 8 steps or less ahead of 1 rank that has not reported step 0 yet: they report once in 4 steps"
     )
 
 

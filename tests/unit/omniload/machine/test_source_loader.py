@@ -218,7 +218,7 @@ def test_a_range_never_runs_into_the_sample_behind():
 def test_a_range_that_starts_before_its_sample_is_a_state_error_and_not_another_sample(asked):
     loader = a_loader(read_of([5, 6]))
 
-    with pytest.raises(StateError, match="which are none; resume from an earlier checkpoint"):
+    with pytest.raises(StateError, match="which do not exist; resume from an earlier checkpoint"):
         slices_of(loader, ask(asked))
 
 

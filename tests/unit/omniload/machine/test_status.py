@@ -76,7 +76,7 @@ def test_records_that_were_skipped_are_told_of_at_the_first_look_and_when_they_h
         [],
         ["source web"],
     ]
-    assert "5 times so far; told again at 8" in told[1][0]
+    assert "5 times so far; reported again at 8" in told[1][0]
 
 
 def troubled(*roles):

@@ -44,10 +44,10 @@ def test_a_role_whose_host_does_not_answer_is_not_said_to_be_stopped():
     late = replace(a_role("planner", silent_s=1), is_cut_off=True)
 
     assert reason_of("planner", roles_of(silent), NOW_S) == (
-        "planner (process 7, last heartbeat 14 s ago, on node-1) is out of reach: "
-        "its host, or the way to it, does not answer"
+        "planner (process 7, last heartbeat 14 s ago, on node-1) cannot be reached: "
+        "its host, or the network to it, does not answer"
     )
-    assert "out of reach" not in reason_of("planner", roles_of(late), NOW_S)
+    assert "cannot be reached" not in reason_of("planner", roles_of(late), NOW_S)
 
 
 def test_a_heartbeat_that_is_newer_than_the_look_at_it_came_just_now():

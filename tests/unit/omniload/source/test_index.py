@@ -248,9 +248,9 @@ def test_a_full_disk_is_told_once_for_all_sources_with_what_to_do(folder, monkey
 
     (told,) = caplog.messages
     assert told.startswith(
-        f"{folder / 'cache'}: nothing can be kept there (No space left on device, "
+        f"{folder / 'cache'}: nothing can be saved there (No space left on device, "
     )
-    assert "are free there): " in told
+    assert "are free there), " in told
     assert "--cache-dir" in told
     assert list((folder / "cache").iterdir()) == []
 

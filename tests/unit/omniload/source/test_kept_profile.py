@@ -59,7 +59,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_not_needed(tmp_path, caplog
 
     keep(tmp_path / "file", "a", MEASURED)
 
-    assert f"{tmp_path / 'file'}: nothing can be kept there (File exists)" in caplog.text
+    assert f"{tmp_path / 'file'}: nothing can be saved there (File exists)" in caplog.text
 
 
 def kept_after(folder, *spent, at_s=(60.0,)):

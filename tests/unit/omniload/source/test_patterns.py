@@ -223,7 +223,7 @@ def test_a_file_that_begins_as_no_other_is_told_by_its_name(tmp_path):
 
     with pytest.raises(
         ConfigError,
-        match=r"a\.jsonl is not a Parquet file, and is called as files of type jsonl are",
+        match=r"a\.jsonl is not a Parquet file, but has the name of a file of type jsonl",
     ):
         open_format(SourceSpec("web", config, base_dir=tmp_path))
 

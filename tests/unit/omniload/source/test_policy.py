@@ -122,7 +122,7 @@ def test_null_rows_of_parquet_follow_the_policy(tmp_path):
     config = ParquetSource(type="parquet", path="a.parquet", tokens="tokens")
 
     with pytest.raises(
-        IntegrityError, match="row group 0: row 1: column 'tokens' is null; mend it, or set"
+        IntegrityError, match="row group 0: row 1: column 'tokens' is null; fix it, or set"
     ):
         open_source(SourceSpec("web", config, seed=1, tokenizer=None, base_dir=tmp_path)).read(0, 1)
 

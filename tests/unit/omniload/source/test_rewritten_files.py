@@ -88,10 +88,13 @@ def test_other_content_of_the_size_and_the_time_of_before_is_refused(
 ):
     with reading(file):
         write(tmp_path / name, b"TEXT", as_another=as_another)
-        said = rf"{name}: changed since the source was opened: it has 4 bytes and its modification time as then, and "
+        said = (
+            rf"{name}: changed since the source was opened: its size of 4 bytes and its modification time are "
+            "the same, but "
+        )
         with pytest.raises(
             IntegrityError,
-            match=rf"{said}holds something else since 2\d.* UTC; .*put back what was",
+            match=rf"{said}its content differs since 2\d.* UTC; .*restore the old file",
         ):
             file.require_unchanged()
         write(tmp_path / name, b"text")  # the old contents are restored, in whatever way
@@ -128,7 +131,7 @@ def test_what_is_damaged_by_now_is_told_as_changed(file, tmp_path):
     write(tmp_path / "a.x", b"!ext")
 
     with pytest.raises(
-        IntegrityError, match=r"a\.x: changed since the source was opened: it has 4"
+        IntegrityError, match=r"a\.x: changed since the source was opened: its size of 4"
     ):
         file.require_unchanged()
 

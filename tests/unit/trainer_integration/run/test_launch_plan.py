@@ -82,7 +82,7 @@ def test_an_encoder_costs_what_the_mix_file_says(tmp_path):
 def test_images_are_refused_where_ranks_share_rows(tmp_path):
     train = {"parallel": {"dp": 1, "sp": 2}}
 
-    with pytest.raises(ConfigError, match=r"train.yaml:1: parallel.sp: is 2, and .* has images"):
+    with pytest.raises(ConfigError, match=r"train.yaml:1: parallel.sp: is 2, but .* has images"):
         read_plan(write(tmp_path, mix={"sources": {"web": images_of()}}, train=train))
 
 
@@ -165,9 +165,9 @@ def test_a_checkpoint_beyond_the_last_step_is_refused_with_both_numbers(tmp_path
     plan = read_plan(write(tmp_path))
     a_checkpoint(tmp_path, 21)
 
-    with pytest.raises(StateError, match="steps is 20 and the newest checkpoint is of step 21"):
+    with pytest.raises(StateError, match="steps is 20, but the newest checkpoint is of step 21"):
         plan.first_step("latest")
-    with pytest.raises(StateError, match="steps is 20 and the checkpoint is of step 21"):
+    with pytest.raises(StateError, match="steps is 20, but the checkpoint is of step 21"):
         plan.first_step(21)
 
 
@@ -310,7 +310,7 @@ def test_a_rank_of_torchrun_starts_no_others(tmp_path, monkeypatch, capsys):
 
     assert ended.value.code == ConfigError.exit_code
     said = capsys.readouterr().err
-    assert "dp 2 times sp 1 is 2, and 1 rank was started, by the variables RANK" in said
+    assert "dp 2 times sp 1 is 2, but 1 rank was started, by the variables RANK" in said
     assert "--nproc-per-node" in said
     assert not (tmp_path / "run").exists()
 

@@ -101,7 +101,7 @@ def test_a_folder_without_a_log_is_no_run(tmp_path):
 def test_a_run_of_another_loop_is_told_as_that_with_the_commands_that_read_it(tmp_path):
     (tmp_path / RUN_RECORD_NAME).touch()
 
-    with pytest.raises(StateError, match=r"Of a loop of your own, .*`omniload mix audit` proves"):
+    with pytest.raises(StateError, match=r"For a loop of your own, .*`omniload mix audit` proves"):
         read_log(tmp_path)
 
 

@@ -259,7 +259,9 @@ def test_a_change_that_a_lost_role_has_not_kept_is_refused_by_what_to_do_and_lea
     with pytest.raises(UnavailableError) as refused:
         change_mix(crew, Gate(), adding("books"))
 
-    assert str(refused.value).startswith(f"the mix was not changed: {role} was lost meanwhile")
+    assert str(refused.value).startswith(
+        f"the mix was not changed: {role} was lost during the change"
+    )
     assert "checkpoint" not in str(refused.value)
     assert (crew.spec, crew.sources_of, crew.facts) == before
 

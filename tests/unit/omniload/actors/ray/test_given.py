@@ -51,7 +51,7 @@ def test_another_is_refused_with_both(monkeypatch, address):
     monkeypatch.setattr(attached.socket, "gethostbyname", lambda host: host)
     monkeypatch.setattr(attached, "answers", lambda address, within_s: False)
 
-    with pytest.raises(StateError, match=rf"Ray at 10.0.0.1:6379, .* names that at {address}"):
+    with pytest.raises(StateError, match=rf"Ray at 10.0.0.1:6379, .* names the Ray at {address}"):
         attached.require_same(address)
 
 
@@ -70,7 +70,9 @@ def test_another_address_of_the_same_head_is_told_by_the_number_of_its_ray(
     }
     monkeypatch.setattr(attached, "import_module", modules.get)
 
-    with nullcontext() if is_same else pytest.raises(StateError, match="names that at head:6379"):
+    with (
+        nullcontext() if is_same else pytest.raises(StateError, match="names the Ray at head:6379")
+    ):
         attached.require_same("head:6379")
 
 
@@ -120,7 +122,7 @@ def test_a_plane_in_the_ray_that_another_has_started_for_itself_is_refused_until
     ends = namespaces.own_the_ray()
 
     with pytest.raises(
-        StateError, match=r"at 10\.0\.0\.1:6379 \(omniload-a\), .* runtime.kind local"
+        StateError, match=r"at 10\.0\.0\.1:6379 \(omniload-a\), .* runtime.kind to local"
     ):
         attached.SharedCluster("auto")
     ends()
@@ -156,8 +158,8 @@ def test_a_thread_waits_while_another_connects_or_leaves_and_says_for_whom(
 
     (said,) = caplog.messages
     assert said == (
-        "a thread that leaves its Ray waits up to 330 s for another one of this process, which connects to the Ray at "
-        "head:6379"
+        "a thread that leaves its Ray waits up to 330 s for another thread of this process, which connects to the Ray "
+        "at head:6379"
     )
 
 

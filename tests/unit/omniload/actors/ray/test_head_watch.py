@@ -166,4 +166,4 @@ def test_a_process_that_ends_as_it_is_looked_at_hides_no_server_that_is_stopped(
     children = [Child(2, ""), Child(3, "python"), Child(4, "raylet")]
     monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: children)
 
-    assert why_late() == "its raylet, process 4, is stopped (kill -CONT 4 has it go on)"
+    assert why_late() == "its raylet, process 4, is stopped (kill -CONT 4 resumes it)"

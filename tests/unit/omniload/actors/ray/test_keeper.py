@@ -140,7 +140,7 @@ def test_records_that_the_planner_skips_in_its_process_are_told_of_in_that_of_th
 
     told = [line for line in caplog.messages if line.startswith("source web: ")]
     assert len(told) == 1
-    assert "3 times so far; told again at 4" in told[0]
+    assert "3 times so far; reported again at 4" in told[0]
 
 
 def test_whoever_shares_a_node_gets_another_one_started_elsewhere_and_ends_once_that_one_stands_by():
@@ -292,7 +292,7 @@ def test_a_role_whose_host_is_gone_is_told_as_that(crew, caplog):
     crew.actors[FIRST].stay.asked.get(timeout=LIMIT_S).set_exception(ActorUnschedulableError())
     crew.done.get(timeout=LIMIT_S)
 
-    assert "the host that it is to be on is gone, or cut off" in caplog.messages[0]
+    assert "the host that was chosen for it is gone, or cut off" in caplog.messages[0]
 
 
 @pytest.mark.parametrize("is_by_the_loss", [False, True])

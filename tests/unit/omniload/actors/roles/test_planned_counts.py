@@ -29,8 +29,8 @@ def test_ten_thousand_reads_with_a_bad_record_each_are_a_dozen_lines_and_the_las
     assert figures.read()[SKIPPED + "web"] == 10_000
     assert len(caplog.messages) == 14  # at 1, 2, 4, ... 8,192
     assert caplog.messages[0].startswith("source web: ")
-    assert "skipped once so far; told again at 2" in caplog.messages[0]
-    assert "8192 times so far; told again at 16384" in caplog.messages[-1]
+    assert "skipped once so far; reported again at 2" in caplog.messages[0]
+    assert "8192 times so far; reported again at 16384" in caplog.messages[-1]
 
 
 def test_each_source_is_told_of_by_itself_and_a_read_without_a_bad_record_is_not(caplog):
@@ -43,7 +43,7 @@ def test_each_source_is_told_of_by_itself_and_a_read_without_a_bad_record_is_not
         count_skipped("books", 1, figures)
 
     assert [message.split(":")[0] for message in caplog.messages] == ["source web", "source books"]
-    assert "5 times so far; told again at 8" in caplog.messages[0]
+    assert "5 times so far; reported again at 8" in caplog.messages[0]
 
 
 def planned(step, bad=(), **tokens):

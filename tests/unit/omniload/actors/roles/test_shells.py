@@ -396,7 +396,7 @@ def test_a_failure_is_told_to_every_constructor_although_one_cannot_be_told(capl
     stopped(error, [deaf, hearing]).close()
 
     assert hearing.heard == [error]
-    assert "the data constructor of ranks (0,) cannot be told" in caplog.text
+    assert "the data constructor of ranks (0,) cannot be notified" in caplog.text
 
 
 def test_a_fault_of_the_project_is_told_as_one_with_the_role_that_has_it():
@@ -784,7 +784,7 @@ def test_a_change_that_a_planner_has_begun_with_and_not_ended_is_no_fault_of_our
     begun = Future()
     begun.set_running_or_notify_cancel()
 
-    with pytest.raises(UnavailableError, match=r"has begun .* may take it up yet: see what it"):
+    with pytest.raises(UnavailableError, match=r"has begun .* may still finish: see what it"):
         taken_within(begun, 0.0)
 
 
@@ -792,7 +792,7 @@ def test_other_ranks_that_a_planner_did_not_come_to_in_time_are_withdrawn(tmp_pa
     shell = a_planner_shell(tmp_path)
     late = shell.resize(ResizeAsked(dp=2, step=0))
 
-    with pytest.raises(UnavailableError, match="within 0 s, and it is withdrawn"):
+    with pytest.raises(UnavailableError, match="within 0 s, so the request is withdrawn"):
         taken_within(late, 0.0, what="other ranks")
     shell.start()
     with pytest.raises(ConfigError, match="the ranks of this plane stay as they are"):

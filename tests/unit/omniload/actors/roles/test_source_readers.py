@@ -142,7 +142,7 @@ def test_a_loader_whose_readers_are_lost_again_and_again_reads_alone_and_says_so
 
     reading = Reading.in_figures(loader.activity.figures.read())["web"]
     assert (reading.readers, reading.lost, len(loader.started)) == (1, 6, 6)
-    assert "as 6 others were lost one after the other" in reading.said
+    assert "because 6 others were lost one after the other" in reading.said
     monkeypatch.setattr(Reader, "facts", lambda self: self.opened.source.facts)
     loader.reads(601, share=0.1)
     assert Reading.in_figures(loader.activity.figures.read())["web"].lost == 0

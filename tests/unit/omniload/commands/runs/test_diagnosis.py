@@ -153,7 +153,7 @@ def test_waits_that_no_look_meets_are_told_as_such():
 
     (finding,) = diagnosed(*looks).findings
 
-    assert "too short to see" in finding.what
+    assert "too short to show" in finding.what
     assert "50.0%" in finding.seen
 
 
@@ -180,7 +180,7 @@ def test_a_process_that_is_stopped_is_told_with_the_command_that_has_it_go_on():
     (finding,) = diagnosed(look).findings
 
     assert finding.what.startswith("rank dp=1 gives no sign of life: it is stopped, or ")
-    assert "ps -o stat= -p 7 says T, kill -CONT 7 has it go on" in finding.do
+    assert "ps -o stat= -p 7 prints T, kill -CONT 7 resumes it" in finding.do
 
 
 def test_a_rank_that_is_gone_is_told_with_what_the_others_can_do():
@@ -189,7 +189,7 @@ def test_a_rank_that_is_gone_is_told_with_what_the_others_can_do():
     (finding,) = diagnosed(look).findings
 
     assert finding.what == "rank dp=1 has ended, or has closed its loader."
-    assert finding.do.startswith("resize the ranks that are left, or ")
+    assert finding.do.startswith("resize to the ranks that are left, or")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_rank_that_is_gone_is_told_with_what_the_others_can_do():
         ((a_role("loader-0", retries_total=3),), "A store did not answer loader-0 at first."),
         (
             (a_role("planner", **{f"{UNREAD}web": 1.0}, planned_step=40),),
-            "web cannot be read on, and the run ends before the first step that needs more of it.",
+            "web cannot be read further, and the run ends before the first step that needs more of it.",
         ),
         ((a_role("planner", lives=2, restarts=0),), "planner was lost and replaced."),
         ((a_role("planner", lives=1, restarts=3),), "The launcher has started the job again."),
@@ -212,7 +212,7 @@ def test_a_rank_that_is_gone_is_told_with_what_the_others_can_do():
         ),
         (
             (a_role("planner"), a_role("rank dp=0", taken_steps_total=500)),
-            "No state was ever asked for: a restart begins anew.",
+            "No state was ever asked for: a restart begins at the first step.",
         ),
         (
             (
@@ -296,7 +296,7 @@ def test_a_status_that_a_full_disk_keeps_from_being_written_is_of_a_plane_that_m
 
     assert "the disk of the run is full" in finding.what
     assert finding.seen == "the last status is 60 s old; the disk of run is full"
-    assert "free some room" in finding.do
+    assert "free some space" in finding.do
 
 
 def test_a_plane_that_was_closed_is_told_as_such_and_no_rank_of_its_last_moment_is_behind():
@@ -314,7 +314,7 @@ def test_a_plane_that_was_closed_is_told_as_such_and_no_rank_of_its_last_moment_
     assert killed[0].what.startswith(
         "The plane has ended, or the process that opened it is stopped"
     )
-    assert "where ps -o stat= -p 1 says T, kill -CONT 1 has it go on" in killed[0].do
+    assert "if ps -o stat= -p 1 prints T, kill -CONT 1 resumes it" in killed[0].do
     assert len(killed) > 1
 
 
@@ -331,7 +331,7 @@ def test_a_plane_that_failed_is_told_with_what_the_planner_said_last():
     (well,) = diagnosed(look, logs={"planner": f"{at} INFO an ERROR is in its words"}).findings
 
     assert failed.seen.endswith(f"; planner: {at} ERROR the data plane stops: a.jsonl: gone")
-    assert failed.do.endswith("what it failed with is to be mended")
+    assert failed.do.endswith("fix what it failed with")
     assert "rank dp=0: " in alone.seen
     assert "planner" not in well.seen
     assert well.do.endswith("the trainer's output says why it ended")

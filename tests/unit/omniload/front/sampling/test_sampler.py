@@ -429,7 +429,12 @@ def test_a_replay_leaves_groups_without_rewards_with_which_no_batch_is_filled(tm
     [
         (STEPS, {"groups": 2}, ConfigError, "batch 0 of the run has 3 groups with surplus 'carry'"),
         (STEPS, {"surplus": "drop"}, ConfigError, "this sampler 3 with 'drop'"),
-        (some_steps([5] * 6), {}, StateError, "step 0 has 5 prompts, and other ones were judged"),
+        (
+            some_steps([5] * 6),
+            {},
+            StateError,
+            "step 0 has 5 prompts, but other prompts were judged",
+        ),
         (
             [[(key, [9, 9]) for key, _ in step] for step in STEPS],
             {},

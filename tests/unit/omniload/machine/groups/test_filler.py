@@ -111,7 +111,8 @@ def test_a_prompt_that_two_ranks_report_is_refused_with_both():
     filler.handle(a_round(0, MIXED, owners=[1]))
 
     with pytest.raises(
-        StateError, match="rank 0 reports the prompt at position 0 of source 0, which rank 1 has"
+        StateError,
+        match="rank 0 reports the prompt at position 0 of source 0, but rank 1 has that prompt",
     ):
         filler.handle(a_round(1, MIXED, first=0))
 
@@ -147,7 +148,7 @@ def test_a_replay_of_other_prompts_is_refused():
     filler.handle(BatchBegun())
 
     with pytest.raises(
-        StateError, match="step 0 has 2 prompts, and other ones were judged, 2 of step 0"
+        StateError, match="step 0 has 2 prompts, but other prompts were judged, 2 of step 0"
     ):
         filler.handle(replay(decision.rounds[0], a_round(0, MIXED, MIXED, first=1)))
 

@@ -227,7 +227,7 @@ def test_shards_that_are_entered_far_from_what_is_wanted_are_refused_with_what_m
         assert str(told.value).startswith(f"{file.path}: shuffle.method: units")
         assert str(told.value).endswith("or write method: block")
 
-    refused(unknown, "where is kept nowhere")
+    refused(unknown, "its entry points are saved nowhere")
     monkeypatch.setattr(points, "NEAR_BYTES", 49)
     refused(gz, "it has places up to 50 B apart; write it in smaller shards")
     refused(zst, f"zstd -dc {zst.path} | pzstd > NEW.zst")

@@ -168,7 +168,7 @@ def test_special_tokens_are_those_of_the_encoding_unless_others_are_named(opened
 
 
 def test_a_special_token_with_the_id_of_another_token_is_refused(opened):
-    with pytest.raises(ConfigError, match=r"'<\|endoftext\|>' has id 97, the rank of b"):
+    with pytest.raises(ConfigError, match=r"'<\|endoftext\|>' has id 97, which is the rank of b"):
         opened(special_tokens={END: 97})
 
 

@@ -102,5 +102,5 @@ def test_a_line_that_is_none_is_named(tmp_path, more, said):
 def test_a_file_without_a_token_for_every_byte_is_refused(tmp_path):
     lines = write_ranks(tmp_path / "bytes", SINGLE_BYTES).read_bytes().splitlines(keepends=True)
 
-    with pytest.raises(ConfigError, match=r"has 200 tokens, and none for byte 200 and 55 others"):
+    with pytest.raises(ConfigError, match=r"has 200 tokens, but none for byte 200 and 55 others"):
         parse_ranks(b"".join(lines[:200]), Path("own"))

@@ -179,7 +179,7 @@ def test_a_check_reads_the_file_every_time_and_says_the_line(folder):
     assert (first.exception, again.exception) == (None, None), first.output
     said = f"mix.yaml:{line}: sources.web.drawn_before: "
     assert str(gone.exception).startswith(said)
-    assert "no such file; keep it beside the mix file" in str(gone.exception)
+    assert "no such file; keep it next to the mix file" in str(gone.exception)
 
 
 class TestRefused:
@@ -226,8 +226,8 @@ class TestRefused:
         [
             ({"shard": SHARDS, "record": RECORDS}, None, "has None for omniload.drawn"),
             ({"shard": SHARDS, "record": RECORDS}, "2", "has b'2' for omniload.drawn"),
-            ({"shard": SHARDS}, "1", "has nothing as column 'record', int64 is read"),
-            ({"shard": RECORDS, "record": RECORDS}, "1", "has int64 as column 'shard', string is"),
+            ({"shard": SHARDS}, "1", "column 'record' is missing, not int64"),
+            ({"shard": RECORDS, "record": RECORDS}, "1", "column 'shard' is int64, not string"),
             (
                 {"shard": pa.array([None], pa.string()), "record": RECORDS},
                 "1",
@@ -255,7 +255,7 @@ class TestRefused:
 
     def test_none_at_all(self):
         with pytest.raises(
-            ConfigError, match=r"drawn\.arrow: no such file; keep it beside the mix"
+            ConfigError, match=r"drawn\.arrow: no such file; keep it next to the mix"
         ):
             drawn(a_mix())
 

@@ -455,5 +455,5 @@ def test_a_process_that_is_forked_behind_it_is_refused_and_told_the_remedy(root)
     said = forked(root, read_first=True)
 
     assert re.search(
-        r"process \d+ was forked from \d+ after .* Lance .*: start it by spawn or forkserver", said
+        r"process \d+ was forked from \d+, .* Lance .*: start it by spawn or forkserver", said
     )

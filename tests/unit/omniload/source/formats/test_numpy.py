@@ -85,7 +85,7 @@ def test_shards_in_which_no_document_ends_are_doubted(tmp_path):
         return NumpyFormat(files, config).doubt()
 
     assert (
-        "a.npy: end_of_document 200 is none of its 270 ids, so they are one document, and 2"
+        "a.npy: end_of_document 200 does not occur among its 270 ids, so they are one document, and 2"
         in doubt(200)
     )
     assert "name the token that ends documents there" in doubt(200, files[:1])

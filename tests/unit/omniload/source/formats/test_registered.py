@@ -130,12 +130,12 @@ def test_a_shard_may_begin_as_those_of_other_formats_do(folder):
         (
             "yield begin, at, count",
             "yield begin, at, count; yield begin, at, count",
-            r"unit 1: .* says \(0, \d+, 60\), and has said so of another; say each unit once",
+            r"unit 1: .* says \(0, \d+, 60\), which it has said before; say each unit once",
         ),
         (
             "file.seek(start)",
             "1 / 0",
-            "reader frames of lab 1.0 fails: ZeroDivisionError.*mend the reader",
+            "reader frames of lab 1.0 fails: ZeroDivisionError.*fix the reader",
         ),
         ("file.seek(start)", "raise SystemExit", "reader frames of lab 1.0 fails: SystemExit"),
         ("size, at, begin", "raise SystemExit; size, at, begin", "its units: .* SystemExit"),

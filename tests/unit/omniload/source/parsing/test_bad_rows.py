@@ -177,9 +177,7 @@ def test_a_document_of_megatron_with_a_negative_id_is_skipped_and_named_with_its
     ids.tofile(tmp_path / "a.bin")
     config = kind.config(tmp_path).model_copy(update={"shuffle": STORED})
 
-    with pytest.raises(
-        IntegrityError, match=r"a\.bin: document 39: holds token id -9; .*; mend it"
-    ):
+    with pytest.raises(IntegrityError, match=r"a\.bin: document 39: holds token id -9; .*; fix it"):
         open_source(SourceSpec("web", config, seed=1, base_dir=tmp_path)).read(0, 40)
 
     skipping = config.model_copy(update={"on_error": OnError(policy="skip")})

@@ -257,6 +257,6 @@ def test_a_shard_changed_in_its_place_is_found_by_what_its_units_held(
     if is_reached:
         reader.reach(last)
     with pytest.raises(
-        IntegrityError, match=r"bytes \d+ to \d+ are others than when it was indexed"
+        IntegrityError, match=r"bytes \d+ to \d+ differ from those that were indexed"
     ):
         reader.read_unit(last)

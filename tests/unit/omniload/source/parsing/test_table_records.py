@@ -226,7 +226,7 @@ def test_labels_are_refused_beside_a_mask_and_beside_text():
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "lance"])
 def test_labels_that_nobody_names_are_doubted(tmp_path, kind):
     config = with_labels(tmp_path, kind, LABELS)
-    every = "the first records have 'labels' of -100 beside their tokens, which are not read"
+    every = "the first records have 'labels' of -100 beside their tokens. These labels are not read"
 
     def doubt(**changes):
         spec = SourceSpec("web", config.model_copy(update=changes), base_dir=tmp_path)
@@ -347,7 +347,7 @@ def test_what_is_no_text_is_refused(tmp_path):
         opened(tmp_path, config)
 
     spoilt = pa.array([b"a", b"\xff", b"c", b"d", b"e"]).view(pa.string())
-    with pytest.raises(IntegrityError, match=r"row group 0: row 1: text is not UTF-8; mend it"):
+    with pytest.raises(IntegrityError, match=r"row group 0: row 1: text is not UTF-8; fix it"):
         opened(tmp_path, with_answers(tmp_path, "parquet", spoilt)).read(0, 5)
     skipping = with_answers(tmp_path, "parquet", spoilt, on_error=OnError(policy="skip"))
     block = opened(tmp_path, skipping).read(0, 5)

@@ -704,7 +704,7 @@ def test_a_directory_that_is_not_ours_is_left_alone_and_costs_a_line(shards, fol
     assert whole(file) == whole(file) == DATA
     assert shards.store.given_bytes() == 2 * len(DATA), "nor is it read from"
     assert sorted(folder.rglob("*")) == before
-    assert caplog.text.count("going on from the store") == 1
+    assert caplog.text.count("reads continue from the store") == 1
 
 
 def test_copies_that_another_user_could_have_written_are_not_read(shards, folder):

@@ -156,7 +156,7 @@ def test_a_message_of_names_that_the_mix_does_not_say_makes_a_bad_record(models,
     chat = ChatTransform(type="chat", messages=NAMES)
     records = [SHARED, record, SHARED]
 
-    with pytest.raises(IntegrityError, match=f"jsonl:2: .*{fault}.*; mend it, or"):
+    with pytest.raises(IntegrityError, match=f"jsonl:2: .*{fault}.*; fix it, or"):
         a_source(models / "plain", records, transforms=(chat,)).read(0, 3)
     block = a_source(models / "plain", records, transforms=(chat,), policy="skip").read(0, 3)
 
@@ -209,7 +209,7 @@ def test_samples_do_not_depend_on_how_they_are_read_together(models):
 @pytest.mark.parametrize(
     ("record", "fault"),
     [
-        ([], r"holds \[\], not a list of messages with role and content, as it has none; mend it"),
+        ([], r"holds \[\], not a list of messages with role and content, as it has none; fix it"),
         ({"prompt": "a"}, "not a list of messages"),
         ([{"content": "a"}], "message 0 is .*, not an object with a role"),
         ("no json", "holds the text 'no json', not a list of messages"),

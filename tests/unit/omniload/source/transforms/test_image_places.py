@@ -625,9 +625,9 @@ def test_tools_that_hold_what_the_template_writes_are_told(tmp_path):
 @pytest.mark.parametrize(
     ("template", "image", "fault"),
     [
-        (PARTS, "<pad>", r"t\.jinja: image is '<pad>', and of an image and a text the template"),
+        (PARTS, "<pad>", r"t\.jinja: image is '<pad>', but for an image and a text the template"),
         (PARTS.replace("[IMG]", "[IMG][IMG]"), "[IMG]", "for an image, once, or use a template"),
-        ("{{ bos_token }}", "[IMG]", "writes nothing of a message of a user"),
+        ("{{ bos_token }}", "[IMG]", "writes nothing for a message of a user"),
     ],
 )
 def test_a_template_that_writes_no_such_marker_is_refused(tmp_path, template, image, fault):
@@ -645,7 +645,7 @@ def test_a_template_that_writes_no_such_marker_is_refused(tmp_path, template, im
 def test_a_template_that_writes_what_stands_around_an_image_itself_is_refused(tmp_path):
     template = PARTS.replace("[IMG]", "\x01[IMG]\x02")
 
-    with pytest.raises(ConfigError, match="the template writes token 1 itself"):
+    with pytest.raises(ConfigError, match="the template itself writes token 1"):
         a_source(
             tmp_path,
             [{"messages": [SAID]}],

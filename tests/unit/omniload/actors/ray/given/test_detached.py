@@ -201,8 +201,8 @@ def test_a_plane_whose_roles_were_handed_other_values_or_whose_planner_is_lost_i
         assert opener.attach(again, 0.0) == 0
         assert detached.RayPlane.opened == n + 1
 
-    assert "opened anew: variables of runtime.env.pass_on have other values" in caplog.text
-    assert "opened anew: it is being replaced" in caplog.text
+    assert "opened again: variables of runtime.env.pass_on have other values" in caplog.text
+    assert "opened again: it is being replaced" in caplog.text
 
 
 def test_an_opener_whose_look_fails_looks_again_and_ends_itself_though_its_plane_does_not_close(
@@ -223,7 +223,7 @@ def test_an_opener_whose_look_fails_looks_again_and_ends_itself_though_its_plane
 
 
 def test_an_opener_that_has_another_folder_of_that_path_opens_nothing(opener, asked):
-    with pytest.raises(StateError, match=r"run is another folder for the opener .*one path"):
+    with pytest.raises(StateError, match=r"run is a different folder for the opener .*one path"):
         opener.attach(replace(asked, opener="of the folder of another host"), 0.0)
 
     assert detached.RayPlane.opened == 0

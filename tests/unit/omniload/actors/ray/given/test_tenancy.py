@@ -69,7 +69,7 @@ def test_once_its_ranks_have_joined_they_alone_say_whether_it_is_there(second, t
 
     limit_s = second.spec.mix.runtime.silent_after + LEFT_S
     assert "rank dp=0 of process 1 on a" in taken.why_wait(second, limit_s - 1, RANK, now_s=2.0)
-    with pytest.raises(StateError, match=r"rank dp=0; attached by process 1 on a\), and process 2"):
+    with pytest.raises(StateError, match=r"rank dp=0; attached by process 1 on a\), so process 2"):
         taken.why_wait(second, limit_s, RANK, now_s=2.0)
     assert taken.why_wait(second, 0.0, [], now_s=2.0) == ""
 

@@ -85,7 +85,8 @@ def test_a_host_that_has_never_answered_has_the_roles_that_are_waited_for_cut_of
     said = reason_of("constructor-0", board.read(), 60.0)
 
     assert said == (
-        "constructor-0 (no heartbeat of it was ever seen) is out of reach: its host, or the way to it, does not answer"
+        "constructor-0 (no heartbeat of it was ever seen) cannot be reached: "
+        "its host, or the network to it, does not answer"
     )
 
 

@@ -314,7 +314,7 @@ def test_loaders_are_at_home_while_no_node_that_is_wanted_lives_and_move_once_on
     assert placing.place(member) == "A"
     assert placing.is_stranded(member)
     assert not placing.is_away(member)
-    assert "no node of Ray is left that runtime.place.loaders names: loader-0+1" in caplog.text
+    assert "no node that runtime.place.loaders names is left in Ray: loader-0+1" in caplog.text
     placing.stands_ready(member)
 
     clock.advance(31)

@@ -147,8 +147,10 @@ def test_each_lost_rank_is_told_of_once_with_what_to_do_until_none_is_left(board
     left.set()
     assert shell.lost == [([(1, 0)], 3)]
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("rank dp=1 has ended, and has told the planner that took over nothing")
-    assert "resize the ranks that are left" in line
+    assert line.startswith(
+        "rank dp=1 has ended, and has reported nothing to the planner that took over"
+    )
+    assert "resize to the ranks that are left" in line
     assert "start again from the last checkpoint" in line
 
 
@@ -162,7 +164,7 @@ def test_who_waits_for_a_rank_that_is_gone_is_told_so_and_not_that_it_is_stopped
     assert "process 7, last heartbeat 30 s ago) is stopped, or its machine is too busy" in said()
     held.close()
     assert "last heartbeat 30 s ago) has ended, or has closed its loader" in said()
-    assert "resize the ranks that are left" in said()
+    assert "resize to the ranks that are left" in said()
 
 
 def test_a_rank_is_gone_only_where_it_was_taken_here_and_is_held_in_no_generation(tmp_path):

@@ -177,9 +177,9 @@ def test_a_watch_that_has_ended_is_followed_by_another_and_one_that_answers_begi
     hosts.look(after_s=1.0)
 
     assert len(hosts.begun) == 5
-    warned = [line for line in caplog.messages if "nobody looks for stopped processes" in line]
+    warned = [line for line in caplog.messages if "no process looks for stopped processes" in line]
     # The first loss in a row is reported with those of the members if a host is gone.
-    assert [line.partition(" does in ")[2] for line in warned] == ["2 s: killed", "4 s: killed"]
+    assert [line.partition(" starts in ")[2] for line in warned] == ["2 s: killed", "4 s: killed"]
 
 
 def test_a_host_too_busy_for_its_watch_has_another_begun_ever_less_often(hosts, caplog):
@@ -197,7 +197,7 @@ def test_a_host_too_busy_for_its_watch_has_another_begun_ever_less_often(hosts, 
         pytest.approx(2.25 + rest_s, abs=0.6) for rest_s in (0.0, 2.0, 4.0, 8.0)
     ]
     # The first in a row is worth no line: the next one has answered before anybody could have been missed.
-    assert [line.partition(" does ")[2].partition(":")[0] for line in caplog.messages] == [
+    assert [line.partition(" starts ")[2].partition(":")[0] for line in caplog.messages] == [
         "in 2 s",
         "in 4 s",
         "in 8 s",

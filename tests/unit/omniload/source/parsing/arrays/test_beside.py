@@ -209,7 +209,7 @@ def test_what_is_no_file_in_the_place_of_one_is_told_as_what_it_is(tmp_path, mak
 def test_where_every_file_is_called_as_a_column_nothing_is_read(tmp_path):
     written(tmp_path)
 
-    with pytest.raises(ConfigError, match=r"holds no token; name the column's files otherwise"):
+    with pytest.raises(ConfigError, match=r"holds no token; rename the files of the column"):
         opened(tmp_path, a_source(columns={"loss_mask": "*.npy", "w": {"column": "*.npy"}}))
 
 
