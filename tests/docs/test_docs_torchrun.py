@@ -113,7 +113,9 @@ def test_the_script_of_the_context_parallel_page_has_the_losses_of_whole_rows(wa
 def test_the_loop_of_the_page_on_reinforcement_learning_runs_on_two_ranks(warm_python, work):
     page = ROOT / "docs/how-to/data/rl.md"
     data, loop, *_ = [b.text for b in blocks_of(page) if b.language == "python"]
-    line = re.search(r"only one more line before it, `(torch\..*?\))`", page.read_text(encoding="utf-8"))[1]
+    line = re.search(
+        r"only one more line before it, `(torch\..*?\))`", page.read_text(encoding="utf-8")
+    )[1]
     Path("data.py").write_text(data, encoding="utf-8")
     Path("loop.py").write_text(f"import torch\n{line}\n{loop}\nprint(len(batch), counts)\n")
 
