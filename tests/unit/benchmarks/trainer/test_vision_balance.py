@@ -79,3 +79,11 @@ def test_the_gain_is_of_all_steps_together():
     assert vision_balance.gain_of(pairs) == 1.5
     (row,) = vision_balance.rows_of_pairs("ranks", pairs)
     assert row == ("ranks", "3.2 x", "2", "3.05 x", "3,000", "2,000", "1.50")
+
+
+def test_two_ranks_cannot_gain_more_than_half_of_the_work_each_allows():
+    pairs = [vision_balance.Pair(3.0, 3.0, 2.5)]
+
+    (row,) = vision_balance.with_bounds("ranks", pairs)
+
+    assert row[-2:] == ("1.20", "1.50")
