@@ -119,7 +119,7 @@ def test_a_raylet_that_is_killed_is_named_at_once():
     process.kill()
     process.communicate()
 
-    with pytest.raises(UnavailableError, match=f"its raylet, process {process.pid}, has ended"):
+    with pytest.raises(UnavailableError, match=f"its raylet, process {process.pid}, was killed"):
         raylet.check()
     raylet.close()
     Raylet(process.pid).check()  # a raylet that cannot be seen is not reported

@@ -358,7 +358,7 @@ def test_a_host_without_a_folder_for_temporary_files_is_told_with_those_that_wer
 
     monkeypatch.setattr(tempfile, "gettempdir", none_usable)
 
-    with pytest.raises(StateError, match=r"\(No usable .* \['/tmp', '/'\]\); make room .* TMPDIR"):
+    with pytest.raises(StateError, match=r"\(No usable .* \['/tmp', '/'\]\); free space .* TMPDIR"):
         PlaneFolder()
 
 

@@ -41,7 +41,7 @@ def test_roles_of_the_current_group_take_bundles_that_no_rank_has_and_are_refuse
 
     full = run_job(given, mix, tmp_path / "b", steps=6, place=place)["ranks"][0]
     assert full["error"] == "ConfigError"
-    assert "each of the 2 bundles of group" in full["message"]
+    assert "all 2 bundles of group" in full["message"]
 
 
 def test_a_process_that_is_connected_to_another_ray_than_the_mix_names_is_told_both(

@@ -204,7 +204,7 @@ class SourceContract:
             )
 
         if getattr(kind, "utf8_alone", False):
-            with pytest.raises(ConfigError, match="a name that is not UTF-8"):
+            with pytest.raises(ConfigError, match="the name is not UTF-8"):
                 open_strange()
         else:
             assert samples(open_strange().read(0, n)) == samples(opened().read(0, n))
