@@ -231,5 +231,5 @@ def test_another_number_of_ranks_than_the_file_names_is_refused_on_all_of_them(
             said = [process.communicate(timeout=LIMIT_S)[0] for process in both]
 
     assert [process.returncode for process in both] == [2, 2], said
-    assert all("dp 3 times sp 1 is 3, and 2 ranks were started" in text for text in said)
+    assert all("dp 3 times sp 1 is 3, but 2 ranks were started" in text for text in said)
     assert not (config.parent / "run").exists()
