@@ -305,11 +305,7 @@ def _outcome_of(trial: _Trial, made: Path, hosts: Hosts | None) -> _Outcome:
     help="Faults in the printed form of drawn ones: lines of STEP ROLE KIND [SECONDS]; - for standard input.",
 )
 @click.option(
-    "--faults",
-    "count",
-    default=50,
-    show_default=True,
-    help="Number of drawn faults, without --script.",
+    "--faults", "count", default=50, show_default=True, help="Drawn faults, without --script."
 )
 @click.option("--role", "roles", multiple=True, default=("loader",), show_default=True)
 @click.option(

@@ -1,7 +1,7 @@
-"""Folders of indexes: one for each mix file of a user, and what those of others keep of the same source.
+"""Folders of indexes: each mix file of a user has one, and can use the indexes that others have of the same source.
 
-An index lies there by the name of the source and by how its files are cut. What it says of a file holds whatever mix
-file it was found for, as long as the file is the same: each ablation would read terabytes of lines anew.
+An entry of a file in an index is valid for every mix file, as long as the file and the way it is cut are the same.
+Without sharing, each ablation would read terabytes of lines again.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ __all__ = ["index_folder", "indexes_beside", "share_places"]
 
 
 _ABOVE = ("omniload", "index")
-"""Folders above those of mix files in the user's cache: beside one that a user names there may be anybody's."""
+"""Folders above those of mix files in the user's cache; a folder named by a user may lie next to those of other people."""
 _MOST = 4
 _log = get_logger(__name__)
 _told: list[str] = []
@@ -25,8 +25,8 @@ _told: list[str] = []
 def index_folder(mix_path: Path) -> Path | None:
     """Return the folder that keeps the indexes of a mix file's sources, under the user's cache folder.
 
-    ``None`` where the user has none, as a container's that no file of users names: nothing is kept, and that is warned
-    of once.
+    ``None`` if the user has no cache folder, as in a container whose user is unknown: no index is kept, and a warning
+    says so once.
     """
     cache = os.environ.get("XDG_CACHE_HOME")
     try:
@@ -40,13 +40,13 @@ def index_folder(mix_path: Path) -> Path | None:
                 os.geteuid(),
             )
         return None
-    # Mix files of one name lie in many folders, and have indexes of their own.
+    # Mix files in several folders may have the same name, so a digest of the folder tells their indexes apart.
     digest = hashlib.blake2b(os.fsencode(mix_path.resolve()), digest_size=6).hexdigest()
     return above.joinpath(*_ABOVE, f"{mix_path.stem}.{digest}")
 
 
 def indexes_beside(own: Path) -> Iterator[Path]:
-    """Yield the indexes of the same name that other mix files have, the latest first, a few at most."""
+    """Yield the indexes of the same name of other mix files, the latest first, and at most four."""
     above = own.parent.parent
     if above.parts[-2:] != _ABOVE:
         return
@@ -62,9 +62,9 @@ def indexes_beside(own: Path) -> Iterator[Path]:
 
 
 def share_places(own: Path, other: Path) -> None:
-    """Have the places of compressed shards that stand beside another index beside this one too, as far as that goes.
+    """Link the places of compressed shards that another index has to the folder of this one; skip those that fail.
 
-    Each says which shard it is of, and when, and is replaced as a whole: both may have the same file.
+    Each file of places names its shard and its time, and is replaced as a whole, so two folders may link to it.
 
     Args:
         own: Folder of places.

@@ -85,9 +85,9 @@ def list_anew(store: "fsspec.AbstractFileSystem") -> None:
 
 
 def listed_entry(store: "fsspec.AbstractFileSystem", path: str) -> dict[str, Any]:
-    """Return what a store says of a path: what the listing says that its client holds of the folder, where it has one.
+    """Return a store's answer for a path, from the listing of its folder if the client has cached one.
 
-    The client would answer from it too, and go through all of it for each path: of 28,000 files in minutes.
+    The client would also answer from its listing, but searches all of it for each path: minutes for 28,000 files.
 
     Raises:
         FileNotFoundError: Nothing is there.
@@ -100,7 +100,7 @@ def listed_entry(store: "fsspec.AbstractFileSystem", path: str) -> dict[str, Any
             kept.folders.pop(folder)
         return entry_of(store, path)
     held = kept.folders.get(folder)
-    # By the listing itself: one that the client made since is another.
+    # Compared by identity, because a newer listing of the client is another object.
     if held is None or held[0] is not listing:
         held = listing, {each["name"]: each for each in listing if each["type"] == "file"}
         kept.folders.put(folder, held, 1)
@@ -136,9 +136,10 @@ def entry_lately(store: "fsspec.AbstractFileSystem", path: str) -> dict[str, Any
 
 
 def asked_ahead(patterns: Sequence[str]) -> Iterator[str]:
-    """Yield patterns, and ask stores about some of the files that they name side by side, ahead of who looks at each.
+    """Yield patterns, after asking stores about the files that the next patterns name, many at a time.
 
-    Braces name files one by one: 1,024 of C4 took half a minute. What a store refuses it says again to who looks.
+    Braces name files one by one: 1,024 of C4 took half a minute. An error is ignored here, because the caller's own
+    look at the file gets it again. The caller limits the time of the whole listing.
     """
     if not any("://" in each for each in patterns):
         yield from patterns
@@ -146,17 +147,17 @@ def asked_ahead(patterns: Sequence[str]) -> Iterator[str]:
     with DaemonPool(_AT_ONCE, "omniload-asking", reads=True) as pool:
         for first in range(0, len(patterns), _AHEAD):
             some = patterns[first : first + _AHEAD]
-            # Here: fsspec makes a client of a store for each thread that asks for one.
+            # Made in this thread, because fsspec makes a separate client for each thread that asks.
             places = [place for each in some if (place := _kept_place(each)) is not None]
             wait([pool.submit(partial(_look, *place)) for place in places])
             yield from some
 
 
 def _kept_place(pattern: str) -> "tuple[fsspec.AbstractFileSystem, str] | None":
-    """Return the store and the path of a pattern that names a file, where what is said of it is kept for a while."""
+    """Return the store and the path of a pattern that names a file, if its answer can be reused; ``None`` otherwise."""
     if "://" not in pattern or glob.has_magic(pattern):
         return None
-    # Imported here: a mix of local files never needs it, and it takes a twentieth of a check to load.
+    # Imported here, because a mix of local files never needs it, and it takes a twentieth of a check to load.
     from fsspec.core import url_to_fs  # noqa: PLC0415
 
     with suppress(Exception):
@@ -175,8 +176,8 @@ def _look(store: "fsspec.AbstractFileSystem", path: str) -> None:
 def opened_lately(store: "fsspec.AbstractFileSystem", path: str) -> IO[bytes]:
     """Open a file of a store for reading.
 
-    A client of S3 is given what is known of it: it would ask once more, or go through its listing of the folder, and
-    refuses bytes of another version than that is of.
+    A client of S3 gets the known answer for the file. Otherwise it would ask again, or search its listing of the
+    folder. It refuses bytes of a version other than that of the answer.
 
     Raises:
         FileNotFoundError: Nothing is there.
