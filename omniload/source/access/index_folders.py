@@ -16,7 +16,7 @@ __all__ = ["index_folder", "indexes_beside", "share_places"]
 
 
 _ABOVE = ("omniload", "index")
-"""Folders above those of mix files in the user's cache; a folder named by a user may lie next to those of other people."""
+"""Folders above those of mix files in the cache of a user; one that the user names may lie next to other people's."""
 _MOST = 4
 _log = get_logger(__name__)
 _told: list[str] = []
