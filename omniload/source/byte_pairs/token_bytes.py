@@ -40,13 +40,13 @@ class TokenBytes:
     @classmethod
     def of(cls, library: tokenizers.Tokenizer) -> Self | None:
         """Return the lengths; ``None`` if tokens may stand for something else than unchanged bytes."""
-        normalizer = _state_of(library.normalizer)
+        normalizers = [each["type"] for each in _flat(_state_of(library.normalizer), "normalizers")]
         cutters = _flat(_state_of(library.pre_tokenizer), "pretokenizers")
         after = _flat(_state_of(library.post_processor), "processors")
         added = library.get_added_tokens_decoder()
         if (
             not _is_plain(library.model)
-            or normalizer.get("type") not in {None, "NFC"}
+            or normalizers not in ([], ["NFC"])
             or [each["type"] for each in cutters if each["type"] not in _CUTTERS] != ["ByteLevel"]
             or any(each.get("add_prefix_space") for each in cutters)
             or any(_trims(each) for each in after)
@@ -62,7 +62,7 @@ class TokenBytes:
                 lengths[number] = len(word)
         for number, token in added.items():
             lengths[number] = len(token.content.encode())
-        return cls(lengths, normalizer.get("type") == "NFC")
+        return cls(lengths, bool(normalizers))
 
     def mask(
         self, tokens: Ragged, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]

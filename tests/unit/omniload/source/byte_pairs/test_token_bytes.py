@@ -50,6 +50,8 @@ TAKEN = {
         cutter=pre_tokenizers.Sequence([SPLIT, BYTES]),
         after=processors.ByteLevel(trim_offsets=False),
     ),
+    "normalised by nothing, as DeepSeek": trained(normalizer=normalizers.Sequence([])),
+    "composed by a sequence": trained(normalizer=normalizers.Sequence([normalizers.NFC()])),
     "with a template": trained(
         after=processors.TemplateProcessing(single="<a> $0", special_tokens=[("<a>", 0)])
     ),
@@ -110,6 +112,9 @@ def with_dropout():
 
 OTHERS = {
     "lower case": trained(normalizer=normalizers.Lowercase()),
+    "composed and lower case": trained(
+        normalizer=normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    ),
     "a space before": trained(cutter=pre_tokenizers.ByteLevel(add_prefix_space=True)),
     "offsets that are trimmed": trained(after=processors.ByteLevel(trim_offsets=True)),
     "no bytes": trained(cutter=pre_tokenizers.Whitespace()),
