@@ -17,7 +17,7 @@ from omniload.base.units import counted, format_bytes
 from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
 from omniload.commands.faults import (
     bears_none,
-    begun_elsewhere,
+    doubts_of_tokenizer,
     held_out_of_nothing,
     joined_without_an_end,
     key_of_message,
@@ -144,8 +144,8 @@ def check(
     doubts = _look_for_places(mix, spec.base_dir, lambda said, *at: with_line(said, at, file))
     found = find_sources(spec, file, sources_in_silence(mix, store_timeout, file))
     warnings = _warnings(mix, found, doubts, file)
-    tokenizer = tokenizer_of(mix.tokenizer, spec.base_dir)
-    warnings += [with_line(said, ("tokenizer",), file) for said in begun_elsewhere(mix, tokenizer)]
+    said_of = doubts_of_tokenizer(mix, tokenizer_of(mix.tokenizer, spec.base_dir))
+    warnings += [with_line(said, ("tokenizer",), file) for said in said_of]
     tokens = _fullness_of_mix(mix, base_dir=spec.base_dir, cache_dir=spec.cache_dir)
     shards = _shards_kept(mix, spec.base_dir)
     if as_json:

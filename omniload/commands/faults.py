@@ -31,9 +31,9 @@ from omniload.source.tokenize import Tokenizer
 __all__ = [
     "FIRST_RECORDS",
     "bears_none",
-    "begun_elsewhere",
     "doubt_of_lengths",
     "doubt_of_words",
+    "doubts_of_tokenizer",
     "held_out_of_nothing",
     "joined_without_an_end",
     "key_of_message",
@@ -228,16 +228,14 @@ def _writes_its_own_ends(source: SourceConfig) -> bool:
     return source.is_nested
 
 
-def begun_elsewhere(mix: MixConfig, tokenizer: Tokenizer | None) -> Iterator[str]:
-    """Yield that texts begin with nothing where their tokenizer, as transformers uses it, begins each with a token."""
+def doubts_of_tokenizer(mix: MixConfig, tokenizer: Tokenizer | None) -> Iterator[str]:
+    """Yield that ranks may be of another encoding, and that texts begin without what transformers puts before them."""
+    if doubt := getattr(tokenizer, "doubt", ""):
+        yield f"tokenizer.encoding: {doubt}"
     token, _ = getattr(tokenizer, "puts_around", ("", ""))
     if not token or tokenizer is None or tokenizer.begin_of_document_id is not None:
         return
-    texts = [
-        name
-        for name, each in mix.sources.items()
-        if each.holds_text and not _writes_its_own_ends(each)
-    ]
+    texts = [n for n, s in mix.sources.items() if s.holds_text and not _writes_its_own_ends(s)]
     if texts:
         more = f" and of {len(texts) - 1} more" if len(texts) > 1 else ""
         yield (

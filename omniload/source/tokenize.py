@@ -28,7 +28,7 @@ from omniload.mix.schema.tokenizers import (
     TiktokenTokenizer,
     TokenizerConfig,
 )
-from omniload.source.byte_pairs.files import TOKENIZER_JSON, read_tokenizer
+from omniload.source.byte_pairs.files import TOKENIZER_JSON, named_tokens, read_library
 from omniload.source.byte_pairs.token_bytes import TokenBytes, marked_ranges
 from omniload.source.columns import text_bytes
 
@@ -340,8 +340,7 @@ def _encoder(path: Path, _mtime_ns: int, begin: str | None, end: str | None) -> 
 
     The search for the largest id is also done once: for 50,000 tokens it takes as long as opening thirty sources.
     """
-    # From bytes that were read under a limit, because the library's own reading accepts a file of any size.
-    library = tokenizers.Tokenizer.from_str(read_tokenizer(path).decode())
+    library = read_library(path)
     numbers = {}
     for key, token in (("begin_of_document", begin), ("end_of_document", end)):
         numbers[key] = None if token is None else library.token_to_id(token)
@@ -349,7 +348,7 @@ def _encoder(path: Path, _mtime_ns: int, begin: str | None, end: str | None) -> 
             special = [token.content for token in library.get_added_tokens_decoder().values()]
             raise ConfigError(
                 f"tokenizer.{key} is {token!r}, not in the vocabulary of {path}; its special tokens are "
-                f"{', '.join(special) or 'none'}"
+                f"{named_tokens(special, token)}"
             )
     return BpeEncoder(
         library,

@@ -21,13 +21,14 @@ from omniload.base.errors import ConfigError
 from omniload.base.ragged import Ragged, offsets_of
 from omniload.mix.schema.tokenizers import EncodingName
 from omniload.source.byte_pairs.encodings import ENCODINGS
-from omniload.source.byte_pairs.files import RANKS, parse_ranks, read_tokenizer
+from omniload.source.byte_pairs.files import RANKS, named_tokens, parse_ranks, read_tokenizer
 from omniload.source.byte_pairs.token_bytes import marked_ranges
 from omniload.source.tokenize import PANIC, Spans, Tokenizer
 
 __all__ = ["TiktokenEncoder", "open_tiktoken"]
 
-_NAMED = 8
+_GAP = 2
+"""Most that the first special token of an encoding is above the last rank of its file."""
 
 
 class TiktokenEncoder(Tokenizer):
@@ -36,6 +37,9 @@ class TiktokenEncoder(Tokenizer):
     Special tokens in the text of a document count as text, as in ``encode_ordinary``. The library releases the
     interpreter lock while it encodes a text, and returns an array instead of a list.
     """
+
+    doubt = ""
+    """Why the ranks may not be those of the encoding; empty if nothing shows it."""
 
     def __init__(
         self,
@@ -172,11 +176,28 @@ def open_tiktoken(
     around = (begin_of_document, end_of_document)
     for key, wanted in zip(("begin_of_document", "end_of_document"), around, strict=True):
         if wanted is not None and wanted not in special:
-            named = ", ".join(list(special)[:_NAMED]) or "none"
             raise ConfigError(
-                f"tokenizer.{key} is {wanted!r}, no special token of {encoding}; they are {named}"
+                f"tokenizer.{key} is {wanted!r}, no special token of {encoding}; they are "
+                f"{named_tokens(list(special), wanted)}"
             )
-    return TiktokenEncoder(encoding, rules.pattern, ranks, special, path=path, around=around)
+    opened = TiktokenEncoder(encoding, rules.pattern, ranks, special, path=path, around=around)
+    if special_tokens is None:
+        opened.doubt = _doubt_of(encoding, ranks, special, path)
+    return opened
+
+
+def _doubt_of(
+    encoding: str, ranks: Mapping[bytes, int], special: Mapping[str, int], path: Path
+) -> str:
+    """Say if ranks end long before the special tokens of the encoding begin; in its own file they do not."""
+    last, first = max(ranks.values()), min(special.values())
+    if first - last <= _GAP:
+        return ""
+    return (
+        f"{path} has ranks up to {last:,}, and the special tokens of {encoding} begin at {first:,}: it is probably the "
+        "file of another encoding, which splits text in another way. Name that encoding, or give special_tokens if it "
+        "is right"
+    )
 
 
 def _joined(ids: Sequence[NDArray[np.uint32]], lengths_N: NDArray[np.int64]) -> Ragged:

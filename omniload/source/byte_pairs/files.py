@@ -1,8 +1,12 @@
 """Files of tokenizers: their places, their ranks, and everything that affects the tokens of a text."""
 
 import base64
+import difflib
+import re
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Literal
 
 import orjson
 import tokenizers
@@ -18,7 +22,10 @@ __all__ = [
     "file_of",
     "folder_of",
     "library_of",
+    "named_tokens",
+    "other_kind",
     "parse_ranks",
+    "read_library",
     "read_tokenizer",
 ]
 
@@ -29,6 +36,10 @@ _LARGEST_BYTES = 256 << 20
 """Largest ``tokenizer.json``: ten times the size of one for a vocabulary of 256,000 tokens."""
 _MOST_RANK = (1 << 31) - 1
 _SHOWN = 60
+_NAMED = 8
+"""Special tokens that a message names; Llama 3 has 256 of them."""
+_HEAD_BYTES = 4096
+_RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 
 
 def library_of(config: TokenizerConfig | None) -> str:
@@ -96,6 +107,64 @@ def read_tokenizer(path: Path, *, what: str = "a tokenizer.json") -> bytes:
         raise ConfigError(f"tokenizer.path: {error}; relative ones start at the mix file") from None
 
 
+def read_library(path: Path) -> tokenizers.Tokenizer:
+    """Return the tokenizer of a ``tokenizer.json``.
+
+    Raises:
+        ConfigError: The file is missing, too large, or of another kind.
+        Exception: The library's own, which has no class, for a file that it cannot read.
+    """
+    # From bytes that were read under a limit, because the library's own reading accepts a file of any size.
+    data = read_tokenizer(path)
+    if kind := other_kind(data, "bpe"):
+        raise ConfigError(f"tokenizer.path: {path}: {kind}")
+    return tokenizers.Tokenizer.from_str(data.decode())
+
+
+def named_tokens(special: Sequence[str], wanted: str) -> str:
+    """Return the special tokens that are most like ``wanted`` for a message, and how many others there are."""
+    near = difflib.get_close_matches(wanted, special, n=_NAMED, cutoff=0.0)
+    if others := len(special) - len(near):
+        near.append(f"{others} others")
+    return ", ".join(near) or "none"
+
+
+def other_kind(data: bytes, named: Literal["bpe", "tiktoken"]) -> str:
+    """Say which kind of tokenizer a file holds, and how to read it; empty if it may be of the kind that is named.
+
+    ``tokenizer.model`` is the name of a file of SentencePiece (Llama 2, Mistral, Gemma) as well as of a file of ranks
+    (Llama 3), so people take one for the other.
+
+    Args:
+        data: Content of the file.
+        named: Type that the mix gives it.
+    """
+    head = data[:_HEAD_BYTES]
+    if _is_sentencepiece(head):
+        return (
+            "is a model of SentencePiece; take the tokenizer.json of the same model (type: bpe), or write one with "
+            "transformers and sentencepiece installed: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
+    if named != "tiktoken" and _RANK_LINE.match(head):
+        return "is a file of ranks of tiktoken; say type: tiktoken, and the encoding"
+    if head.lstrip().startswith(b"{"):
+        if b'"token_bytes"' in head:
+            return (
+                "is a tekken.json of Mistral; take the tokenizer.json of the same model (type: bpe)"
+            )
+        if named != "bpe" and b'"added_tokens"' in head:
+            return "is a tokenizer.json; say type: bpe"
+    return ""
+
+
+def _is_sentencepiece(head: bytes) -> bool:
+    """Return whether a file begins as such a model: with a piece, which begins with its text and its score."""
+    # In protobuf, 10 begins a message or text of the length that follows, and 21 a number of four bytes.
+    if len(head) < 4 or head[0] != 10 or head[2] != 10:
+        return False
+    return head[4 + head[3] : 5 + head[3]] == b"\x15"
+
+
 def parse_ranks(data: bytes, path: Path) -> dict[bytes, int]:
     """Return the rank of every token, by its bytes.
 
@@ -104,9 +173,11 @@ def parse_ranks(data: bytes, path: Path) -> dict[bytes, int]:
         path: Path of the file, for messages.
 
     Raises:
-        ConfigError: A line has no rank, a token or a rank occurs twice, or a byte is no token; gives the line and the
-            remedy.
+        ConfigError: The file is of another kind, a line has no rank, a token or a rank occurs twice, or a byte is no
+            token; gives the line and the remedy.
     """
+    if kind := other_kind(data, "tiktoken"):
+        raise ConfigError(f"tokenizer.path: {path}: {kind}")
     ranks: dict[bytes, int] = {}
     lines: dict[int, int] = {}
     for number, line in enumerate(data.splitlines(), 1):

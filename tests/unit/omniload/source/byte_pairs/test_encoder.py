@@ -194,3 +194,33 @@ def test_without_the_library_the_extra_is_named(folder, monkeypatch):
         ConfigError, match=r"needs the package tiktoken.*pip install 'omniload-data\[tiktoken\]'"
     ):
         open_tokenizer(a_config(), folder)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "special", "is_doubted"),
+    [("cl100k_base", None, True), ("cl100k_base", SPECIAL, False), ("gpt2", None, True)],
+)
+def test_ranks_that_end_long_before_the_special_tokens_of_an_encoding_are_doubted(
+    opened, encoding, special, is_doubted
+):
+    doubt = opened(encoding, special_tokens=special).doubt
+
+    assert bool(doubt) == is_doubted
+    if is_doubted:
+        assert (
+            f"has ranks up to {max(RANKS.values()):,}, and the special tokens of {encoding}"
+            in doubt
+        )
+
+
+@pytest.mark.parametrize(
+    "encoding", ["gpt2", "p50k_base", "p50k_edit", "cl100k_base", "o200k_base"]
+)
+def test_as_many_ranks_as_an_encoding_has_are_not_doubted(tmp_path, encoding):
+    counts = {"gpt2": 50_256, "p50k_base": 50_281, "p50k_edit": 50_281, "cl100k_base": 100_256}
+    special = {*ENCODINGS[encoding].special.values()}
+    each = (n for n in range(counts.get(encoding, 199_998)) if n not in special)
+    ranks = {bytes([n]) if n < 256 else b"x%d" % n: n for n in each}
+    write_ranks(tmp_path / "own.tiktoken", ranks)
+
+    assert open_tokenizer(a_config(encoding, special_tokens=None), tmp_path).doubt == ""

@@ -10,7 +10,16 @@ from tiktoken.load import load_tiktoken_bpe
 
 from omniload.base.errors import ConfigError
 from omniload.mix.schema.tokenizers import BpeTokenizer, ByteTokenizer, TiktokenTokenizer
-from omniload.source.byte_pairs.files import content_of, file_of, folder_of, library_of, parse_ranks
+from omniload.source.byte_pairs.files import (
+    content_of,
+    file_of,
+    folder_of,
+    library_of,
+    named_tokens,
+    other_kind,
+    parse_ranks,
+)
+from omniload.source.tokenize import open_tokenizer
 from tests.support.plane.ranks import ranks_of, trained, write_ranks
 
 BYTES = ByteTokenizer(type="bytes")
@@ -104,3 +113,57 @@ def test_a_file_without_a_token_for_every_byte_is_refused(tmp_path):
 
     with pytest.raises(ConfigError, match=r"has 200 tokens, but none for byte 200 and 55 others"):
         parse_ranks(b"".join(lines[:200]), Path("own"))
+
+
+def sentencepiece(first="<unk>"):
+    """Return the beginning of a model of SentencePiece, as its library writes it."""
+    text = first.encode()
+    piece = b"\n" + bytes([len(text)]) + text + b"\x15\x00\x00\x00\x00\x18\x02"
+    return b"\n" + bytes([len(piece)]) + piece + b"\xce\xc3" * 4000
+
+
+TEKKEN = b'{"config": {"pattern": "x"}, "vocab": [{"rank": 0, "token_bytes": "AA==", "token_str": null}]}'
+
+
+@pytest.mark.parametrize(
+    ("data", "named", "said"),
+    [
+        (sentencepiece(), "bpe", "a model of SentencePiece; take the tokenizer.json"),
+        (sentencepiece("<pad>"), "tiktoken", "a model of SentencePiece; take the tokenizer.json"),
+        (b"IQ== 0\nIg== 1\n", "bpe", "is a file of ranks of tiktoken; say type: tiktoken"),
+        (TEKKEN, "bpe", "is a tekken.json of Mistral; take the tokenizer.json"),
+        (TEKKEN, "tiktoken", "is a tekken.json of Mistral; take the tokenizer.json"),
+        (trained().to_str().encode(), "tiktoken", "is a tokenizer.json; say type: bpe"),
+    ],
+)
+def test_a_tokenizer_of_another_kind_is_named_with_what_to_do(tmp_path, data, named, said):
+    (tmp_path / "tokenizer.model").write_bytes(data)
+    config = (
+        BpeTokenizer(type="bpe", path="tokenizer.model")
+        if named == "bpe"
+        else ranks(path="tokenizer.model")
+    )
+
+    with pytest.raises(ConfigError, match=rf"tokenizer.model: .*{said}"):
+        open_tokenizer(config, tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b"\n\x00\n", b"{", b"[]", b"\n\x0e\n\x05<unk>"])
+def test_of_a_file_that_is_of_no_known_kind_nothing_is_guessed(data):
+    assert [other_kind(data, named) for named in ("bpe", "tiktoken")] == ["", ""]
+
+
+def test_a_damaged_file_is_not_taken_for_another_kind():
+    assert other_kind(trained().to_str().encode()[:-9], "bpe") == ""
+    assert other_kind(b"IQ== 0\nI\xff 1\n", "tiktoken") == ""
+
+
+def test_a_message_names_the_tokens_that_are_most_like_the_wanted_one_and_counts_the_others():
+    reserved = [f"<|reserved_special_token_{i}|>" for i in range(250)]
+
+    said = named_tokens([*reserved, "<|end_of_text|>"], "<|endoftext|>")
+
+    assert said.startswith("<|end_of_text|>, ")
+    assert said.endswith(", 243 others")
+    assert named_tokens(["<eos>"], "x") == "<eos>"
+    assert named_tokens([], "x") == "none"
