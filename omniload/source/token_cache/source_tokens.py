@@ -59,9 +59,9 @@ __all__ = [
 
 MAKING_VERSION = 1
 """Increased whenever the same text, tokenizer and transforms give other tokens."""
-CHAT_MAKING_VERSION = 2
+CHAT_MAKING_VERSION = 3
 """The same for conversations: if a template receives other messages, entries of texts stay valid."""
-ANSWER_MAKING_VERSION = 3
+ANSWER_MAKING_VERSION = 4
 """The same for prompts with one or two answers, if their masks are found in another way."""
 INSIDE_MAKING_VERSION = 1
 """The same for lines and archive objects with nested keys, because releases that did not find such keys

@@ -24,6 +24,7 @@ from omniload.source.transforms.conversations import (
     begun_by,
     texts_in,
     variables_of,
+    with_mark,
 )
 
 __all__ = [
@@ -37,10 +38,14 @@ __all__ = [
 _LARGEST_BYTES = 16 << 20
 _BEGIN, _END = "\ufdd0", "\ufdd1"
 """Marks around a generation block while a template runs: noncharacters, which no text may contain."""
+_AT_WORDS = "\ufdd2"
+"""Mark at the words of a message, which is put in to find them, and is not in the text."""
 _ESCAPED = re.compile(r"\\u[fF][dD]{2}[01]")
 """A mark as JSON may escape it; after another backslash, these letters are ordinary text."""
 _ASSISTANT = "assistant"
 _BLOCK = re.compile(r"\{%[-+]?\s*generation\b")
+_TAG_BEGUN = re.compile(r"[<\[][^<>\[\]]*\Z")
+"""A tag that is not closed yet, at the end of a text."""
 _FAULTS = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 """Errors of a running template: an operation that the values do not allow, or endless recursion."""
 _SHOWN = 160
@@ -103,8 +108,7 @@ class ChatTemplate:
 
     def text_of(self, messages: list[Any]) -> str:
         """Return the text of messages alone. Raises like ``render``."""
-        text = self._rendered({"tools": None, "documents": None}, messages)
-        return text.replace(_BEGIN, "").replace(_END, "")
+        return self._plain({"tools": None, "documents": None}, messages)
 
     def render(
         self,
@@ -151,17 +155,16 @@ class ChatTemplate:
             BadConversationError: The template refuses the messages, or the text of the prompt depends on the answer.
         """
         nothing: dict[str, Any] = {"tools": None, "documents": None}
-        asked = self._rendered(nothing, prompt, prompts=True)
-        whole = self._rendered(nothing, [*prompt, *answer])
         # The answer is trained on, whatever blocks the template marks.
-        whole = whole.replace(_BEGIN, "").replace(_END, "")
-        asked = asked.replace(_BEGIN, "").replace(_END, "")
-        if not whole.startswith(asked):
+        messages = [*prompt, *answer]
+        whole = self._plain(nothing, messages)
+        begin = self._begin_of(nothing, messages, len(prompt), whole)
+        if begin is None:
             raise BadConversationError(
                 f"its prompt cannot be separated from its answer: the prompt that {self._files.path.name} writes "
                 "depends on later messages; use a template of the model for training"
             )
-        return Rendered(whole, ((len(asked), len(whole)),))
+        return Rendered(whole, ((begin, len(whole)),))
 
     def _spans(self, variables: dict[str, Any], text: str) -> list[tuple[int, int]]:
         """Return the span that each turn of the assistant adds after its prompt."""
@@ -169,20 +172,82 @@ class ChatTemplate:
         for i, message in enumerate(messages):
             if message.get("role") != _ASSISTANT:
                 continue
-            prompt = self._rendered(variables, messages[:i], prompts=True)
-            is_last = i == len(messages) - 1
+            begin = self._begin_of(variables, messages, i, text)
             # The text ends with the last turn, so that turn is not rendered a second time.
-            through = text if is_last else self._rendered(variables, messages[: i + 1])
-            # Some templates leave out the thoughts of earlier turns, or add a system text that depends on later
-            # messages.
-            if not (through.startswith(prompt) and text.startswith(through)):
+            is_last = i == len(messages) - 1
+            end = len(text) if is_last else self._end_of(variables, messages, i, text)
+            if begin is None or end is None or begin > end:
                 raise BadConversationError(
                     f"message {i}: the assistant's words cannot be separated from the text that the template adds, "
                     f"because that text depends on later messages; put {{% generation %}} blocks into "
                     f"{self._files.path.name}, or set loss: all"
                 )
-            spans.append((len(prompt), len(through)))
+            spans.append((begin, end))
         return spans
+
+    def _begin_of(
+        self, variables: dict[str, Any], messages: list[Any], turn: int, text: str
+    ) -> int | None:
+        """Return where an answer begins in ``text``; ``None`` if that is not clear."""
+        before = messages[:turn]
+        prompt = self._plain(variables, before, prompts=True)
+        if text.startswith(prompt):
+            return len(prompt)
+        # Some prompts begin a thought that an answer without one does not have, such as those of DeepSeek. What the
+        # prompt and the answer share is the beginning of a turn.
+        earlier = self._plain(variables, before)
+        shared = len(_TAG_BEGUN.sub("", text[: _shared(prompt, text)]))
+        if not (text.startswith(earlier) and prompt.startswith(earlier) and shared > len(earlier)):
+            return None
+        words = self._place_of_words(variables, messages, turn, text, behind=False)
+        return shared if words is None else min(shared, words)
+
+    def _end_of(
+        self, variables: dict[str, Any], messages: list[Any], turn: int, text: str
+    ) -> int | None:
+        """Return where an answer that is not the last message ends in ``text``; ``None`` if that is not clear."""
+        until = messages[: turn + 1]
+        through = self._plain(variables, until)
+        if text.startswith(through):
+            return len(through)
+        # Some templates leave out the thoughts of earlier turns, so ``through`` is not the beginning of the text. What
+        # follows the words of the turn is the same in both.
+        words = self._place_of_words(variables, messages, turn, text, behind=True)
+        there = self._place_of_words(variables, until, turn, through, behind=True)
+        if words is None or there is None:
+            return None
+        # Behind the last message, some templates write a token that ends the text.
+        for closing in ("", *self._files.tokens.values()):
+            rest = through[there:].removesuffix(closing)
+            if text.startswith(rest, words):
+                return words + len(rest)
+        return None
+
+    def _place_of_words(
+        self,
+        variables: dict[str, Any],
+        messages: list[Any],
+        turn: int,
+        text: str,
+        *,
+        behind: bool,
+    ) -> int | None:
+        """Return where the words of a message begin in the text of ``messages``, or the place behind them.
+
+        Found by a mark, without which the template must write the same text; ``None`` if it does not.
+        """
+        marked = with_mark(messages[turn], _AT_WORDS, behind=behind)
+        if marked is None:
+            return None
+        found = self._plain(variables, [*messages[:turn], marked, *messages[turn + 1 :]])
+        head, mark, tail = found.partition(_AT_WORDS)
+        return len(head) if mark and head + tail == text else None
+
+    def _plain(
+        self, variables: dict[str, Any], messages: list[Any], *, prompts: bool = False
+    ) -> str:
+        rendered = self._rendered(variables, messages, prompts=prompts)
+        return rendered.replace(_BEGIN, "").replace(_END, "")
 
     def _rendered(
         self, variables: dict[str, Any], messages: list[Any], *, prompts: bool = False
@@ -195,6 +260,12 @@ class ChatTemplate:
             raise BadConversationError(
                 f"the template {self._files.path.name} refuses it: {type(error).__name__}: {error!s:.{_SHOWN}}"
             ) from error
+
+
+def _shared(one: str, other: str) -> int:
+    """Return how many characters two texts have in common at their beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def require_no_marks(record: str, value: object) -> None:

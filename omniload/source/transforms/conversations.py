@@ -29,6 +29,7 @@ __all__ = [
     "texts_of_arguments",
     "variables_of",
     "with_beside",
+    "with_mark",
 ]
 
 AS_TEMPLATES_SAY = MessageNames()
@@ -278,6 +279,30 @@ def require_answer(key: str, asked: list[Any], answer: list[Any], *, by: str, re
 
 def _said(message: Mapping[str, Any]) -> tuple[object, object]:
     return message.get("role"), message.get("content")
+
+
+def with_mark(message: Mapping[str, Any], mark: str, *, behind: bool) -> dict[str, Any] | None:
+    """Return a message with a mark before or behind its words; ``None`` for a message without words.
+
+    The words are those of its content, or else of its last call of a tool. White space around them stays outside of
+    the mark, because templates trim it.
+    """
+    match message:
+        case {"content": str(text)} if text.strip():
+            return {**message, "content": _marked(text, mark, behind=behind)}
+        case {"content": [*before, {"type": "text", "text": str(text)} as part]} if text.strip():
+            part = {**part, "text": _marked(text, mark, behind=behind)}
+            return {**message, "content": [*before, part]}
+        case {"tool_calls": [*before, {"function": {"name": str(name)} as function} as call]}:
+            function = {**function, "name": _marked(name, mark, behind=behind)}
+            return {**message, "tool_calls": [*before, {**call, "function": function}]}
+        case _:
+            return None
+
+
+def _marked(text: str, mark: str, *, behind: bool) -> str:
+    at = len(text.rstrip()) if behind else len(text) - len(text.lstrip())
+    return text[:at] + mark + text[at:]
 
 
 def _quoted(value: object) -> str:
