@@ -12,14 +12,21 @@ import pytest
 import torch
 import transformers
 from accelerate.state import AcceleratorState, GradientState
-from torch.utils.data import Dataset, IterableDataset
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.data import Dataset, IterableDataset, SequentialSampler
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import modeling_flash_attention_utils as flash
 
 from omniload.base.errors import ConfigError, StateError
 from tests.support.trainer.evaluated import loss_of_a_label
 from tests.support.trainer.host_ranks import run_ranks
 from trainer_integration import DataLoader
-from trainer_integration.hosts.huggingface import ExactResume, Trainer, model_inputs
+from trainer_integration.hosts.huggingface import (
+    ExactResume,
+    Trainer,
+    flat_model_inputs,
+    model_inputs,
+)
 
 LENGTH = 16
 HELD_OUT = """
@@ -219,6 +226,114 @@ def test_a_model_sees_each_document_of_a_packed_row_alone(mix, family, attention
             alone = model(input_ids=tokens[None, begin:end], use_cache=False).logits[0]
             real = batch.labels.flatten()[begin:end].ne(-100).any()
             assert not real or torch.allclose(packed[begin:end], alone, atol=1e-5)
+
+
+@pytest.fixture
+def flash_attention(monkeypatch):
+    """Return a function that gives a model flash attention, with plain attention in the place of the library's kernels.
+
+    The functions that choose among the kernels are those of transformers.
+    """
+
+    def dense(q, k, v, **_others):
+        heads = (each.transpose(1, 2) for each in (q, k, v))
+        return scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2)
+
+    def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **_others):
+        assert max_seqlen_q == cu_seqlens_q.diff().max()
+        bounds = pairwise(cu_seqlens_q.tolist())
+        return torch.cat([dense(*(x[None, a:b] for x in (q, k, v)))[0] for a, b in bounds])
+
+    stand_ins = {"flash": dense, "flash_varlen": varlen, "pad": None, "unpad": None}
+    for name, function in stand_ins.items():
+        monkeypatch.setattr(flash, f"_{name}_fn", function)
+    monkeypatch.setattr(flash, "_loaded_implementation", "flash_attention_2")
+    read = flash._lazy_define_process_function(varlen)
+    monkeypatch.setattr(flash, "_process_flash_kwargs_fn", read)
+
+    def used_by(model):
+        # Not by its public name, which asks for the library and a GPU.
+        monkeypatch.setattr(model.config, "_attn_implementation", "flash_attention_2")
+        return model
+
+    return used_by
+
+
+@pytest.fixture
+def short(tmp_path):
+    """Return the path of a mix with several documents in each row, which ends within its fourth step."""
+    lines = [json.dumps({"text": f"document {i} " * 5}) for i in range(55)]
+    (tmp_path / "web.jsonl").write_text("\n".join(lines))
+    finite = HELD_OUT.replace("mix: {", "mix: {stop: each_once, ").replace("splits", "# splits")
+    (tmp_path / "mix.yaml").write_text(finite)
+    return tmp_path / "mix.yaml"
+
+
+def small_llama():
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=512, num_attention_heads=2, **sizes)).eval()
+
+
+def test_flash_attention_sees_each_document_of_flat_rows_alone(short, flash_attention):
+    model = small_llama()
+    with DataLoader(short, labels="unshifted") as loader, torch.no_grad():
+        batch = next(iter(loader))
+        apart = model(**model_inputs(batch))
+        flat = flash_attention(model)(**flat_model_inputs(batch))
+
+    assert len(batch.document_sources) > 2 * batch.num_rows > 2
+    assert torch.allclose(flat.logits.flatten(0, 1), apart.logits.flatten(0, 1), atol=1e-5)
+    assert flat.loss.item() == pytest.approx(apart.loss.item())
+
+
+def test_packed_rows_that_flash_attention_would_attend_across_are_refused(
+    short, flash_attention, tmp_path
+):
+    model = flash_attention(small_llama())
+    for form, alone in ((model_inputs, False), (model_inputs, True), (flat_model_inputs, False)):
+        method = {"pack_method": "none"} if alone else {}
+        with DataLoader(short, labels="unshifted", collate_fn=form, **method) as loader:
+            arguments = settings_of(tmp_path, max_steps=2, save_strategy="no")
+            trainer = Trainer(model=model, args=arguments, train_dataset=loader)
+            if form is model_inputs and not alone:
+                with pytest.raises(ConfigError, match=r"flash_attention_2.*flat_model_inputs"):
+                    trainer.train()
+            else:
+                trainer.train()
+
+
+class InOrder(transformers.Trainer):
+    """Takes the batches of a list one by one."""
+
+    def _get_train_sampler(self, train_dataset=None):
+        return SequentialSampler(self.train_dataset)
+
+
+def test_an_optimisers_step_within_which_a_mix_ends_is_made(short, tmp_path):
+    words = {"gradient_accumulation_steps": 3, "save_strategy": "no", "optim": "sgd"}
+    words |= {"learning_rate": 0.1, "lr_scheduler_type": "constant"}
+    form = {"labels": "unshifted", "collate_fn": model_inputs}
+
+    with DataLoader(short, **form) as loader:
+        batches = list(loader)
+    with DataLoader(short, **form) as loader:
+        arguments = settings_of(tmp_path, max_steps=9, **words)
+        ours = Trainer(model=small_llama(), args=arguments, train_dataset=loader)
+        ours.train()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    arguments = settings_of(tmp_path, max_steps=2, per_device_train_batch_size=1, **words)
+    theirs = InOrder(
+        model=small_llama(),
+        args=arguments,
+        train_dataset=batches,
+        data_collator=lambda features: features[0],
+    )
+    theirs.train()
+
+    assert len(batches) == 4
+    assert ours.state.global_step == theirs.state.global_step == 2
+    assert torch.allclose(weights(ours), weights(theirs), atol=1e-6)
 
 
 def test_each_evaluation_goes_through_a_mix_from_its_beginning(mix, tmp_path):

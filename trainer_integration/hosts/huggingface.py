@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from transformers.trainer_utils import has_length
 
 from omniload.base.errors import ConfigError
 from omniload.batch.microbatch import IGNORE_LABEL
@@ -17,7 +18,7 @@ from trainer_integration.hosts.accelerate import keep_place, prepare_mix
 from trainer_integration.hosts.rank_states import has_states, load_states, save_states
 from trainer_integration.loader.data_loader import DataLoader
 
-__all__ = ["ExactResume", "Trainer", "model_inputs"]
+__all__ = ["ExactResume", "Trainer", "flat_model_inputs", "model_inputs"]
 
 
 def model_inputs(batch: TrainingBatch) -> dict[str, Any]:
@@ -50,6 +51,29 @@ def model_inputs(batch: TrainingBatch) -> dict[str, Any]:
         "use_cache": False,
         **columns,
     }
+
+
+def flat_model_inputs(batch: TrainingBatch) -> dict[str, Any]:
+    """Return the arguments of ``model_inputs`` with all rows end to end in one, and where its documents begin and end.
+
+    For flash attention, which takes documents apart by their positions only in a batch of one row, and for models with
+    layers of another kind, such as linear attention, that read the bounds. Names and types are those of transformers'
+    ``DataCollatorWithFlattening``. For ``eager`` and ``sdpa`` the one long row has a mask of its square.
+
+    Raises:
+        ConfigError: As ``model_inputs``.
+    """
+    inputs = model_inputs(batch)
+    width = inputs["input_ids"].numel()
+    is_empty = len(batch.tokens) == 0
+    bounds = inputs["input_ids"].new_tensor([0, width]).int() if is_empty else batch.cu_seqlens
+    longest = width if is_empty else batch.max_seqlen
+    flat = {
+        name: value.reshape(1, -1) if isinstance(value, torch.Tensor) else value
+        for name, value in inputs.items()
+    }
+    flat |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
+    return flat | {"max_length_q": longest, "max_length_k": longest}
 
 
 # ``object`` at run time, so that it precedes any Trainer that a class is made of.
@@ -151,7 +175,30 @@ class ExactResume(_Base):
         loss, logits, found = super().prediction_step(model, inputs, *args, **keywords)
         if labels is not None and loss is not None and labels:
             self._sums += torch.stack((loss.detach().float() * labels, labels.float()))
+        if self._sums is not None:
+            logits, found = self._with_equal_rows(logits), self._with_equal_rows(found)
+            if "inputs" in self.args.include_for_metrics:
+                name = getattr(self.model, "main_input_name", "input_ids")
+                inputs[name] = self._with_equal_rows(inputs[name])
         return loss, logits, found
+
+    def _with_equal_rows(self, values: Any) -> Any:
+        """Return what ``compute_metrics`` gets of a batch, with as many rows as the rank with most of them has.
+
+        The Trainer gathers it from all ranks, which takes equal shapes. The rows more have labels of -100.
+        """
+        if values is None:
+            return None
+        return self.accelerator.pad_across_processes(values, dim=0, pad_index=IGNORE_LABEL)
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """Prepare a batch as the Trainer does.
+
+        Raises:
+            ConfigError: The model would attend across the documents of a row.
+        """
+        _require_apart(self.model, inputs)
+        return super()._prepare_inputs(inputs)
 
     def _get_num_items_in_batch(self, *args: Any, **keywords: Any) -> Any:
         # The Trainer would divide by the labels of all ranks, and a rank without labels has no mean.
@@ -159,15 +206,33 @@ class ExactResume(_Base):
             return None
         return super()._get_num_items_in_batch(*args, **keywords)
 
-    def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **keywords: Any) -> Any:
-        """Take the batches of an optimiser's step; after a resume from our position, not from a loader that skips."""
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, *args: Any, **keywords: Any
+    ) -> Any:
+        """Take the batches of an optimiser's step; after a resume from our position, not from a loader that skips.
+
+        If a mix ends within a step, batches without labels follow: they change no gradient, and without them, the
+        Trainer would drop the gradients of the batches before them.
+        """
         # The Trainer makes one iterator per epoch, and passes it with every step of the epoch.
         if epoch_iterator is not self._given:
             self._given, self._taken = epoch_iterator, epoch_iterator
             if self._resuming:
                 # The Trainer's iterator has not begun, so nothing is skipped.
                 self._resuming, self._taken = False, iter(self._kept)
-        return super().get_batch_samples(self._taken, *args, **keywords)
+        batches, items = super().get_batch_samples(self._taken, num_batches, *args, **keywords)
+        # The Trainer steps its optimiser after every ``num_batches`` of a stream, however early that ends.
+        if (
+            items is not None
+            and 0 < len(batches) < num_batches
+            and self._trains_on_unknown_length()
+        ):
+            blank = batches[-1] | {"labels": torch.full_like(batches[-1]["labels"], IGNORE_LABEL)}
+            batches += [blank] * (num_batches - len(batches))
+        return batches, items
+
+    def _trains_on_unknown_length(self) -> bool:
+        return isinstance(self.train_dataset, DataLoader) and not has_length(self._kept)
 
     def _save_rng_state(self, output_dir: str) -> None:
         # Every rank gets the checkpoint's folder here, because each rank keeps random states of its own.
@@ -189,6 +254,28 @@ class ExactResume(_Base):
     def _rank(self) -> dict[str, int]:
         arguments = self.args
         return {"rank": arguments.process_index, "world_size": arguments.world_size}
+
+
+def _require_apart(model: Any, inputs: Any) -> None:
+    """Refuse rows of several documents for flash attention, which keeps only those of a single row apart."""
+    attention = str(getattr(getattr(model, "config", None), "_attn_implementation", None))
+    positions, labels = inputs.get("position_ids"), inputs.get("labels")
+    if (
+        positions is None
+        or labels is None
+        or len(positions) < 2
+        or "cu_seq_lens_q" in inputs
+        or inputs.get("attention_mask") is not None
+        or "flash" not in attention
+    ):
+        return
+    # What follows a single document of a row is padding without labels, which no token of the document sees.
+    behind = positions.eq(0)[:, 1:].cumsum(1)[:, :-1].gt(0)
+    if behind.logical_and(labels[:, 2:].ne(IGNORE_LABEL)).any():
+        raise ConfigError(
+            f"the model has {attention}, which would attend across the documents of "
+            f"{len(positions)} packed rows; use collate_fn=flat_model_inputs, which lays them end to end in one"
+        )
 
 
 def _require_mix(loader: DataLoader[Any], argument: str) -> None:

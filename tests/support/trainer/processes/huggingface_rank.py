@@ -26,4 +26,21 @@ with DataLoader(mix, split="eval", **form) as held_out:
     trainer = Trainer(model=model, args=arguments, eval_dataset=held_out)
     losses = [trainer.evaluate()["eval_loss"] for _ in range(2)]
 assert losses == pytest.approx([loss_of_a_label(model, batches)] * 2, rel=1e-5)
+
+
+def counted(predicted):
+    """Return how many labels a metric is given, and how many of them have their own scores."""
+    labels = torch.as_tensor(predicted.label_ids)
+    scores = torch.as_tensor(predicted.predictions)
+    assert torch.as_tensor(predicted.inputs).shape == labels.shape == scores.shape[:2]
+    return {"labels": int(labels[:, 1:].ne(-100).sum()), "rows": len(labels)}
+
+
+# Three rows a step: two for one of the ranks, and one for the other.
+arguments.include_for_metrics = ["inputs"]
+with DataLoader(mix, split="eval", batch_tokens=384, batch_micro_tokens=128, **form) as held_out:
+    trainer = Trainer(model=model, args=arguments, eval_dataset=held_out, compute_metrics=counted)
+    found = trainer.evaluate()
+assert found["eval_labels"] == sum(int(b["labels"][:, 1:].ne(-100).sum()) for b in batches)
+assert found["eval_loss"] == pytest.approx(losses[0], rel=1e-5)
 torch.distributed.destroy_process_group()
