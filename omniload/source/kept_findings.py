@@ -28,7 +28,7 @@ from omniload.source.survey.spread import Differences
 
 __all__ = ["FoundSource", "keep_findings", "kept_findings", "key_of_source", "key_of_tokenizer"]
 
-_VERSION: Literal[11] = 11
+_VERSION: Literal[12] = 12
 """Raised whenever a check looks for something else, so that what it did not look for is looked at."""
 _LARGEST_BYTES = 64 << 20
 _NAME = "check.findings.json"
@@ -77,7 +77,7 @@ class FoundSource:
 class _Findings(StrictModel):
     """Content of the file."""
 
-    version: Literal[11]
+    version: Literal[12]
     sources: dict[str, tuple[str, FoundSource]]
     """For each source, the key of the finding and the finding."""
 

@@ -5,7 +5,7 @@ documents.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ __all__ = [
     "AS_TEMPLATES_SAY",
     "BadConversationError",
     "begun_by",
+    "doubt_of_text",
     "messages_under",
     "named",
     "require_answer",
@@ -26,7 +27,6 @@ __all__ = [
     "system_in",
     "text_under",
     "texts_in",
-    "texts_of_arguments",
     "variables_of",
     "with_beside",
     "with_mark",
@@ -94,16 +94,41 @@ def texts_in(value: object) -> Iterator[str]:
             left += each
 
 
-def texts_of_arguments(record: str) -> Iterator[str]:
-    """Yield the arguments of tool calls that are texts; yield nothing for a record that is no conversation."""
-    with suppress(ValueError, TypeError, AttributeError):
-        value = orjson.loads(record)
-        messages = value["messages"] if isinstance(value, dict) and "messages" in value else value
-        for message in messages:
-            for call in message.get("tool_calls") or ():
-                arguments = call.get("function", call).get("arguments")
-                if isinstance(arguments, str):
-                    yield arguments
+def doubt_of_text(messages: Iterable[Mapping[str, Any]], text: str) -> str:
+    """Describe what a template probably was not meant to write of messages; empty if there is nothing.
+
+    ``transformers`` writes the same, without a word.
+    """
+    for message in messages:
+        content = message.get("content")
+        parts = content if isinstance(content, list) else []
+        if any(isinstance(p, dict) and (str(p) in text or json.dumps(p) in text) for p in parts):
+            return (
+                "its messages have lists of parts as their content, which the template writes as they stand, with "
+                "brackets and keys: join the texts of the parts, or name a template that takes parts"
+            )
+        if any(
+            _escaped(each) in text and each not in text for each in _texts_of_arguments(message)
+        ):
+            return (
+                "its tool calls have their arguments as texts of JSON, which the template quotes once more: "
+                "make them objects, or name a template that writes a text of arguments as it is"
+            )
+    return ""
+
+
+def _texts_of_arguments(message: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the arguments of tool calls that are texts; nothing for calls of another form."""
+    with suppress(TypeError, AttributeError):
+        for call in message.get("tool_calls") or ():
+            arguments = call.get("function", call).get("arguments")
+            if isinstance(arguments, str):
+                yield arguments
+
+
+def _escaped(text: str) -> str:
+    """Return a text as JSON writes it between quotes."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def with_beside(

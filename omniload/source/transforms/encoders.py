@@ -12,7 +12,6 @@ Shape suffixes:
     S  prompts with an answer: one a record, or of pairs two, chosen and rejected in turns
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -33,11 +32,12 @@ from omniload.source.transforms.chat_template import ChatTemplate, Rendered, req
 from omniload.source.transforms.conversations import (
     BadConversationError,
     begun_by,
+    doubt_of_text,
     messages_under,
     require_answer,
     system_in,
     text_under,
-    texts_of_arguments,
+    variables_of,
     with_beside,
 )
 
@@ -120,14 +120,11 @@ class ChatEncoder(Encoder):
     @override
     def doubt(self, texts: pa.Array) -> str:
         for record in texts.to_pylist():
-            arguments = [text for text in texts_of_arguments(record) if _escaped(text) != text]
             with suppress(BadConversationError):  # reported when samples are made
-                text = self.rendered(record).text if arguments else ""
-                if any(_escaped(each) in text and each not in text for each in arguments):
-                    return (
-                        "its tool calls have their arguments as texts of JSON, which the template quotes once more: "
-                        "make them objects, or name a template that writes a text of arguments as it is"
-                    )
+                conversation, _ = self._with_beside(record)
+                messages = variables_of(conversation, self._names)["messages"]
+                if said := doubt_of_text(messages, self.rendered(record).text):
+                    return said
         return ""
 
     def rendered(
@@ -136,17 +133,15 @@ class ChatEncoder(Encoder):
         placed: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
     ) -> Rendered:
         """Return the text of a conversation; arguments and errors as for ``ChatTemplate.render``."""
-        system = ""
-        if self._tools is not None or self._system is not None:
-            record, system = with_beside(record, self._key, self._tools, self._system)
+        record, system = self._with_beside(record)
         return self._template.render(
             record, wants_spans=self.masks, names=self._names, placed=placed, system=system
         )
 
-
-def _escaped(text: str) -> str:
-    """Return a text as JSON writes it between quotes."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    def _with_beside(self, record: str) -> tuple[str, str]:
+        if self._tools is None and self._system is None:
+            return record, ""
+        return with_beside(record, self._key, self._tools, self._system)
 
 
 class PreferenceEncoder(Encoder):

@@ -400,6 +400,40 @@ def test_where_bad_records_are_skipped_those_of_later_files_are_told_of(tmp_path
     assert f"the first: {path}{said}" in told
 
 
+@pytest.mark.parametrize(
+    ("content", "written", "is_told"),
+    [
+        ([{"type": "text", "text": "how's it?"}], "m.content", True),
+        ([{"type": "text", "text": "how's it?"}], "m.content | tojson", True),
+        ([{"type": "text", "text": "how's it?"}], "m.content[0].text", False),
+        ("how's it?", "m.content", False),
+        ("[{'type': 'text'}]", "m.content", False),
+    ],
+)
+def test_parts_that_a_template_writes_as_they_stand_are_told(tmp_path, content, written, is_told):
+    record = {"asked": [{"from": "user", "value": content}], "tools": [{"name": "weather"}]}
+    (tmp_path / "chats.jsonl").write_text(json.dumps(record) + "\n")
+    (tmp_path / "parts.jinja").write_text(
+        f"{{% for m in messages %}}{{{{ {written} }}}}{{% endfor %}}"
+    )
+    chat = {"type": "chat", "template": "parts.jinja", "loss": "all", "tools": "tools"}
+    mix = a_mix(
+        tokenizer={"type": "bytes"},
+        sources={
+            "sft": {
+                "type": "jsonl",
+                "path": "chats.jsonl",
+                "text": "asked",
+                "transforms": [chat | {"messages": {"role": "from", "content": "value"}}],
+            }
+        },
+    )
+
+    (found,) = find_sources(open_spec(a_file(tmp_path, mix), dp=1, cache_dir=tmp_path / "cache"))
+
+    assert any("join the texts of the parts" in each for each in found.doubts) is is_told
+
+
 @pytest.mark.parametrize("wraps", [True, False], ids=["under function", "flat"])
 @pytest.mark.parametrize(
     ("arguments", "written", "is_told"),
@@ -490,7 +524,7 @@ def test_findings_that_are_damaged_or_of_another_version_are_found_again(a_check
     (kept,) = spec.cache_dir.glob("*.findings.json")
     whole = kept.read_bytes()
 
-    for damaged in (whole[:-9], whole.replace(b'"version":11', b'"version":10'), b"", b"[]"):
+    for damaged in (whole[:-9], whole.replace(b'"version":12', b'"version":11'), b"", b"[]"):
         assert damaged != whole
         kept.write_bytes(damaged)
         with pytest.raises(OpenedError):
