@@ -104,9 +104,10 @@ class ChatTransform(_OfMessages):
     template: LocalPath | None = None
     """File of the Jinja template. By default, ``chat_template.jinja`` or ``tokenizer_config.json`` next to the
     tokenizer; if the latter holds several templates, the one named ``default``."""
-    loss: Literal["assistant", "all"] = "assistant"
-    """Tokens to train on: ``all``, or those of the assistant's turns. The latter are the ``generation`` blocks of the
-    template; if the template has none, they are the tokens that each turn adds after the prompt for it."""
+    loss: Literal["assistant", "last", "all"] = "assistant"
+    """Tokens to train on: ``all``, those of the assistant's turns, or those of its ``last`` turn, which is all that it
+    says after the last message of a user, calls of tools included. Turns are the ``generation`` blocks of the template;
+    if the template has none, they are the tokens that each turn adds after the prompt for it."""
     date: Day | None = None
     """Day that ``strftime_now`` of the template returns, so that samples stay the same. Without a date, templates have
     no such function."""

@@ -6,11 +6,11 @@ Templates are programs of unknown authors. They run in Jinja's immutable sandbox
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -42,7 +42,7 @@ _AT_WORDS = "\ufdd2"
 """Mark at the words of a message, which is put in to find them, and is not in the text."""
 _ESCAPED = re.compile(r"\\u[fF][dD]{2}[01]")
 """A mark as JSON may escape it; after another backslash, these letters are ordinary text."""
-_ASSISTANT = "assistant"
+_ASSISTANT, _USER = "assistant", "user"
 _BLOCK = re.compile(r"\{%[-+]?\s*generation\b")
 _TAG_BEGUN = re.compile(r"[<\[][^<>\[\]]*\Z")
 """A tag that is not closed yet, at the end of a text."""
@@ -114,7 +114,7 @@ class ChatTemplate:
         self,
         record: str,
         *,
-        wants_spans: bool,
+        loss: Literal["assistant", "last", "all"],
         names: MessageNames = AS_TEMPLATES_SAY,
         placed: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
         system: str = "",
@@ -123,8 +123,9 @@ class ChatTemplate:
 
         Args:
             record: JSON of a list of messages, or of an object that has one.
-            wants_spans: Whether to find the words of the assistant. Without generation blocks in the template, this
-                costs one rendering per turn.
+            loss: Words to find: those of all turns of the assistant, those behind the last message of a user, or none,
+                because all are trained on. Without generation blocks in the template, this costs one rendering per
+                turn.
             names: Names of keys and roles in the messages.
             placed: Replaces the variables of the template for a conversation with images.
             system: System text before the messages, unless they begin with their own; empty for none.
@@ -139,9 +140,11 @@ class ChatTemplate:
         if placed is not None:
             variables = placed(variables)
         marked = self._rendered(variables, variables["messages"])
+        first = _behind_last_user(variables["messages"]) if loss == "last" else 0
         if _BEGIN in marked:
-            return _unmarked(marked)
-        spans = self._spans(variables, marked) if wants_spans and not self._marks else []
+            rendered = _unmarked(marked)
+            return self._spans_from(first, variables, rendered) if first else rendered
+        spans = [] if loss == "all" or self._marks else self._spans(variables, marked, first)
         return Rendered(marked, spans)
 
     def render_answer(self, prompt: list[Any], answer: list[Any]) -> Rendered:
@@ -166,11 +169,24 @@ class ChatTemplate:
             )
         return Rendered(whole, ((begin, len(whole)),))
 
-    def _spans(self, variables: dict[str, Any], text: str) -> list[tuple[int, int]]:
-        """Return the span that each turn of the assistant adds after its prompt."""
+    def _spans_from(self, first: int, variables: dict[str, Any], rendered: Rendered) -> Rendered:
+        """Return a text with only those of its generation blocks that the messages from ``first`` on wrote."""
+        # Some templates end a text that no prompt for an answer follows with a token of their own.
+        for prompts in (False, True):
+            marked = self._rendered(variables, variables["messages"][:first], prompts=prompts)
+            asked = _unmarked(marked).text
+            if rendered.text.startswith(asked):
+                return replace(rendered, spans=[s for s in rendered.spans if s[1] > len(asked)])
+        raise BadConversationError(
+            f"its last turn cannot be separated from the turns before it, because what {self._files.path.name} writes "
+            "for those depends on later messages; set loss: assistant"
+        )
+
+    def _spans(self, variables: dict[str, Any], text: str, first: int = 0) -> list[tuple[int, int]]:
+        """Return the span that each turn of the assistant from message ``first`` on adds after its prompt."""
         messages, spans = variables["messages"], []
         for i, message in enumerate(messages):
-            if message.get("role") != _ASSISTANT:
+            if i < first or message.get("role") != _ASSISTANT:
                 continue
             begin = self._begin_of(variables, messages, i, text)
             # The text ends with the last turn, so that turn is not rendered a second time.
@@ -180,7 +196,7 @@ class ChatTemplate:
                 raise BadConversationError(
                     f"message {i}: the assistant's words cannot be separated from the text that the template adds, "
                     f"because that text depends on later messages; put {{% generation %}} blocks into "
-                    f"{self._files.path.name}, or set loss: all"
+                    f"{self._files.path.name}, or set loss: last or loss: all"
                 )
             spans.append((begin, end))
         return spans
@@ -280,6 +296,11 @@ def require_no_marks(record: str, value: object) -> None:
         )
     ):
         raise BadConversationError("holds a noncharacter (U+FDD0 or U+FDD1); take it out")
+
+
+def _behind_last_user(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of the first message behind the last one of a user; 0 if no user says anything."""
+    return max((i + 1 for i, m in enumerate(messages) if m.get("role") == _USER), default=0)
 
 
 def _unmarked(marked: str) -> Rendered:

@@ -103,7 +103,7 @@ class ChatEncoder(Encoder):
         """Store the configuration; ``key`` is the key of the messages if further fields are read."""
         self._template, self._tokenizer, self._names = template, tokenizer, chat.messages
         self._key, self._tools, self._system = key, chat.tools, chat.system
-        self.masks = chat.loss == "assistant"
+        self._loss, self.masks = chat.loss, chat.loss != "all"
         """Whether the words of the assistant are masked separately."""
 
     @override
@@ -135,7 +135,7 @@ class ChatEncoder(Encoder):
         """Return the text of a conversation; arguments and errors as for ``ChatTemplate.render``."""
         record, system = self._with_beside(record)
         return self._template.render(
-            record, wants_spans=self.masks, names=self._names, placed=placed, system=system
+            record, loss=self._loss, names=self._names, placed=placed, system=system
         )
 
     def _with_beside(self, record: str) -> tuple[str, str]:

@@ -76,7 +76,7 @@ def without_blocks(source):
 
 
 def rendered(source, messages):
-    return template_of(source).render(json.dumps(messages), wants_spans=True)
+    return template_of(source).render(json.dumps(messages), loss="assistant")
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

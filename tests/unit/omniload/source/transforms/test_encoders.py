@@ -90,6 +90,59 @@ def test_what_the_assistant_says_is_trained_on_and_nothing_else(models, style):
     assert found == [said(chat, trimmed=style == "marked") for chat in chats]
 
 
+LAST = ChatTransform(type="chat", loss="last")
+
+
+@pytest.mark.parametrize("style", ["plain", "marked"])
+def test_the_last_turn_alone_is_trained_on_with_its_calls_of_tools(models, style):
+    folder, chats = models / style, conversations(6)
+    used = [
+        {"role": "assistant", "content": "I look"},
+        {"role": "tool", "content": "nothing"},
+        {"role": "assistant", "content": "nothing there"},
+    ]
+    chats += [[*chats[1], {"role": "user", "content": "and there?"}, *used]]
+    chats += [[*chats[1], {"role": "user", "content": "are you there?"}], used]
+
+    found = trained_on(a_source(folder, chats, transforms=(LAST,)), library_in(folder), 9)
+
+    trimmed = style == "marked"
+    assert any(chat[-2] != chat[1] for chat in chats[:6]), "one has several turns"
+    assert found == [
+        *(said(chat[-1:], trimmed=trimmed) for chat in chats[:6]),
+        said(used, trimmed=trimmed),
+        "",
+        said(used, trimmed=trimmed),
+    ]
+
+
+@pytest.mark.parametrize("mark", ["generation", "if true"])
+def test_a_last_turn_is_found_where_thoughts_of_earlier_turns_are_left_out(tmp_path, mark):
+    end = "endgeneration" if mark == "generation" else "endif"
+    write_model(
+        tmp_path / "model",
+        "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' %}{% MARK %}"
+        "{% if loop.last %}{{ m.thinking }}, {% endif %}{{ m.content }}\n{% END %}"
+        "{% else %}{{ m.content }}\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% else %}the end{% endif %}".replace(
+            "MARK", mark
+        ).replace("END", end),
+    )
+    turns = [
+        [
+            {"role": "user", "content": f"{i}?"},
+            {"role": "assistant", "thinking": f"hm {i}", "content": f"{i}"},
+        ]
+        for i in range(2)
+    ]
+
+    found = trained_on(
+        a_source(tmp_path, [turns[0] + turns[1]], transforms=(LAST,)), library_in(tmp_path), 1
+    )
+
+    assert found == ["hm 1, 1\n" + "the end" * (mark != "generation")]
+
+
 def test_bytes_are_masked_at_the_same_characters(models):
     folder, chats = models / "marked", conversations(6)
     chat = ChatTransform(type="chat", template="model/plain.jinja")
@@ -696,7 +749,7 @@ def test_a_conversation_that_ends_with_an_answer_is_not_rendered_whole_twice(mod
     monkeypatch.setattr(jinja2.Template, "render", noted)
     chat = [{"role": role, "content": role} for role in ("user", "assistant") * 2]
 
-    found = template.render(json.dumps(chat), wants_spans=True)
+    found = template.render(json.dumps(chat), loss="assistant")
 
     assert [found.text[a:b] for a, b in found.spans] == ["assistant<|im_end|>\n"] * 2
     assert sorted(rendered) == [1, 2, 3, 4]
@@ -730,4 +783,4 @@ def test_a_template_that_calls_itself_without_an_end_is_a_fault_of_it(tmp_path):
     template = ChatTemplate(read_template(None, tmp_path))
 
     with pytest.raises(IntegrityError, match="refuses it: RecursionError"):
-        template.render('[{"role": "user", "content": "?"}]', wants_spans=False)
+        template.render('[{"role": "user", "content": "?"}]', loss="all")
