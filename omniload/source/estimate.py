@@ -107,8 +107,8 @@ def profile(
     """Measure a source: its records exactly, and its tokens from a few units.
 
     Units are taken evenly, with one far larger than others, and records evenly over each; no randomness. What was
-    sampled speaks for bytes where the format counts them, and else for records. Where those give no sample, as under
-    conditions that few records meet, up to 256 units are looked at.
+    sampled speaks for bytes where the format counts them and there are no images, and else for records. Where those
+    give no sample, as under conditions that few records meet, up to 256 units are looked at.
 
     Args:
         spec: The source; what was measured is kept with its index, for later starts.
@@ -126,7 +126,7 @@ def profile(
     before = drawn_before(spec, opened.format.units(), opened.files)
     pipeline = open_pipeline(spec.uncut)
     distinct = distinct_records(spec, opened.format, opened.files)
-    extents_U = _extents_U(opened.format)
+    extents_U = None if pipeline.takes_images else _extents_U(opened.format)
 
     def sample(wanted: int) -> tuple[NDArray[np.int64], list[_Sample]]:
         at = _chosen(filled, extents_U, wanted)
@@ -294,7 +294,10 @@ def _sample(
     return _Sample(
         lengths=lengths,
         tokens=_tokens_of_unit(
-            lengths, column, rows, by_bytes=pipeline.takes_text and encoded is None
+            lengths,
+            column,
+            rows,
+            by_bytes=pipeline.takes_text and not pipeline.takes_images,
         ),
         text_bytes=len(column.values_V),
         preprocess_s_per_token=(decode_s + transform_s) / tokens,

@@ -76,6 +76,11 @@ class Pipeline:
         return self._encoder is not None
 
     @property
+    def takes_images(self) -> bool:
+        """Whether records are text with images, whose tokens follow from no bytes of them."""
+        return isinstance(self._encoder, ImageEncoder)
+
+    @property
     def goes_by_position(self) -> bool:
         """Whether the sample of a record depends on its position."""
         return bool(self._fillers)
@@ -137,7 +142,7 @@ class Pipeline:
         if not self.takes_text:
             return self.of(Samples(tokens=taken))
         # The caller asks for lengths, and among further columns only images affect them.
-        needed = records.others if isinstance(self._encoder, ImageEncoder) else NO_COLUMNS
+        needed = records.others if self.takes_images else NO_COLUMNS
         others = {
             name: take(as_binary(other), rows_N, other.values_V.dtype)
             for name, other in needed.items()

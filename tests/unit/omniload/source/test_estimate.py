@@ -1,5 +1,7 @@
 """Estimates of how large a source is."""
 
+import base64
+import json
 import math
 
 import numpy as np
@@ -9,9 +11,11 @@ import pytest
 
 from omniload.base.errors import ConfigError
 from omniload.mix.config import ByteTokenizer, JsonlSource, ParquetSource, TextSource
+from omniload.mix.schema.transforms import ChatTransform
 from omniload.source.estimate import profile
 from omniload.source.kept_profile import kept_profiles
 from omniload.source.spec import SourceSpec
+from tests.support.drawn import an_images_transform, png_of
 
 LINES = JsonlSource(type="jsonl", path="*")
 BYTES = ByteTokenizer(type="bytes")
@@ -195,3 +199,32 @@ def test_records_that_give_a_sample_are_sought_where_few_do(tmp_path):
     found = profile(SourceSpec("web", config, tokenizer=None, base_dir=tmp_path))
 
     assert (found.tokens, found.samples_per_record, found.exact) == (54, 1 / 40, True)
+
+
+def test_conversations_with_images_in_them_weigh_by_records_because_an_image_has_more_bytes_than_tokens(
+    tmp_path,
+):
+    (tmp_path / "sees.jinja").write_text(
+        "{% for m in messages %}{% for part in m.content %}"
+        "{{ '<|pad|>' if part.type == 'image' else part.text }}{% endfor %}\n{% endfor %}"
+    )
+    rng = np.random.default_rng(3)
+    noise = png_of(rng.integers(0, 256, (90, 90, 3), dtype=np.uint8))
+    url = f"data:image/png;base64,{base64.b64encode(noise).decode()}"
+    image, text = {"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "x"}
+    long = {"type": "text", "text": "x" * 599}
+    said = [[image, text] if drawn else [long] for drawn in rng.random(300) < 1 / 3]
+    records = [{"text": [{"role": "user", "content": each}]} for each in said]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+
+    chat = ChatTransform(type="chat", template="sees.jinja", image="<|pad|>", loss="all")
+    config = JsonlSource(
+        type="jsonl", path="a.jsonl", unit=2 << 20, transforms=(chat, an_images_transform())
+    )
+    found = profile(SourceSpec("seen", config, tokenizer=BYTES, base_dir=tmp_path))
+
+    whole = sum(600 if each == [long] else 36 + 2 for each in said)
+    assert found.sampled_records < 250
+    assert found.tokens_error is not None
+    assert abs(found.tokens - whole) <= 2 * found.tokens_error * whole
+    assert 0.01 < found.tokens_error < 0.1
