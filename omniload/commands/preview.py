@@ -36,9 +36,8 @@ from omniload.commands.options import (
     mix_argument,
     store_option,
 )
-from omniload.commands.samples import text_of
+from omniload.commands.samples import SampleTexts
 from omniload.simulation.rehearsal import Rehearsal
-from omniload.source.tokenize import Tokenizer
 
 __all__ = ["preview"]
 
@@ -125,18 +124,17 @@ def preview(  # noqa: PLR0913 -- options
         )
     batches = rehearsal.build(planned)
     shown = _rows(batches, spec.mix.names, rows)
+    texts = SampleTexts(spec.mix, tokenizer)
     if page is not None:
         drawer = Drawer(spec.mix, tokenizer, sample_images(batches))
         write_whole(page, _page(shown, drawer, f"{file.name}: step {step}").encode())
     if as_json:
-        emit_json({"step": step, "rows": [_as_json(row, tokenizer) for row in shown]})
+        emit_json({"step": step, "rows": [_as_json(row, texts) for row in shown]})
         return
     console = output()
     in_colour = shows_colours(console)
     for row in shown:
-        console.print(
-            *_row_text(row, spec.mix.pack.length, tokenizer, in_colour=in_colour), sep="\n"
-        )
+        console.print(*_row_text(row, spec.mix.pack.length, texts, in_colour=in_colour), sep="\n")
     legend = Text("sources: ")
     for s, name in enumerate(spec.mix.names):
         legend.append(f"{'█' if in_colour else letter_of(s)} {name}  ", colour_of(s))
@@ -213,14 +211,12 @@ def _row(
     )
 
 
-def _as_json(row: _Row, tokenizer: Tokenizer | None) -> dict[str, object]:
+def _as_json(row: _Row, texts: SampleTexts) -> dict[str, object]:
     documents = [
         {name: value for name, value in asdict(document).items() if name not in _ARRAYS}
         | {
-            "text": _text(document, tokenizer),
-            "trained_text": None
-            if document.trained_T is None
-            else _trained_text(document, tokenizer),
+            "text": _text(document, texts),
+            "trained_text": None if document.trained_T is None else _trained_text(document, texts),
         }
         for document in row.documents
     ]
@@ -242,24 +238,22 @@ def _page(rows: Sequence[_Row], drawer: Drawer, title: str) -> str:
     return page_of(title, documents, "--rows shows fewer")
 
 
-def _text(document: _Document, tokenizer: Tokenizer | None) -> str:
+def _text(document: _Document, texts: SampleTexts) -> str:
     special = document.trained_T is not None
-    return text_of(document.tokens, tokenizer, _TEXT_WIDTH, special=special)
+    return texts.of(document.source_number, document.tokens, _TEXT_WIDTH, special=special)
 
 
-def _trained_text(document: _Document, tokenizer: Tokenizer | None) -> str:
+def _trained_text(document: _Document, texts: SampleTexts) -> str:
     """Return the beginning of the text that is trained on; nothing is inserted between turns."""
     tokens = document.tokens[document.trained_T]
-    return text_of(tokens, tokenizer, _TEXT_WIDTH, special=True)
+    return texts.of(document.source_number, tokens, _TEXT_WIDTH, special=True)
 
 
 def _record(document: _Document) -> str:
     return f"{document.position}" + (f".{document.sub}" if document.sub else "")
 
 
-def _row_text(
-    row: _Row, capacity: int, tokenizer: Tokenizer | None, *, in_colour: bool
-) -> list[object]:
+def _row_text(row: _Row, capacity: int, texts: SampleTexts, *, in_colour: bool) -> list[object]:
     documents = row.documents
     lengths = [document.length for document in documents]
     sources = [document.source_number for document in documents]
@@ -275,7 +269,7 @@ def _row_text(
             _record(document),
             f"{document.first_token:,}",
             f"{document.length:,}",
-            excerpt(_text(document, tokenizer), _TEXT_WIDTH),
+            excerpt(_text(document, texts), _TEXT_WIDTH),
         ]
         for document in documents[:_DOCUMENTS_SHOWN]
     ]
@@ -284,7 +278,7 @@ def _row_text(
     if any(document.trained_T is not None for document in documents):
         columns += [("trained", True), ("trained on", False)]
         for line, document in zip(cells, documents, strict=False):
-            shown = excerpt(_trained_text(document, tokenizer), _TEXT_WIDTH)
+            shown = excerpt(_trained_text(document, texts), _TEXT_WIDTH)
             line += [f"{document.trained:,}", shown]
     more = len(documents) - _DOCUMENTS_SHOWN
     return [

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from omniload.batch.images import BatchImage, images_of
 from omniload.batch.microbatch import Batch, Microbatch
-from omniload.commands.samples import runs_of, text_of
+from omniload.commands.samples import image_transforms, runs_of, text_of
 from omniload.mix.config import MixConfig
 from omniload.mix.schema.transforms import ImagesTransform
 from omniload.source.tokenize import Tokenizer
 from omniload.source.transforms.image_blocks import token_id
 from omniload.source.transforms.image_patches import pixels_of
 
-__all__ = ["Document", "Drawer", "Part", "image_transforms", "page_of", "sample_images"]
+__all__ = ["Document", "Drawer", "Part", "page_of", "sample_images"]
 
 _MOST_DOCUMENTS = 2_000
 """Most documents of a page, because a browser must show them and a step may have a hundred times as many."""
@@ -70,16 +70,6 @@ def sample_images(batches: Sequence[Batch]) -> dict[SampleKey, list[BatchImage]]
                 source, position, sub = image.key.tolist()
                 found.setdefault((source, position, sub), []).append(image)
     return {key: sorted(images, key=lambda image: image.number) for key, images in found.items()}
-
-
-def image_transforms(mix: MixConfig) -> dict[int, ImagesTransform]:
-    """Return the transform that makes patches from images, for each source with images, by its number."""
-    return {
-        number: transform
-        for number, name in enumerate(mix.names)
-        for transform in mix.sources[name].transforms
-        if isinstance(transform, ImagesTransform)
-    }
 
 
 class Drawer:

@@ -20,7 +20,6 @@ from omniload.batch.rows import pieces_of
 from omniload.commands.corpus.sample_page import (
     Document,
     Drawer,
-    image_transforms,
     page_of,
     sample_images,
 )
@@ -29,7 +28,7 @@ from omniload.commands.opening import tokenizer_of
 from omniload.commands.options import cache_option, json_option, run_argument
 from omniload.commands.runs.looks import said_of_untaken
 from omniload.commands.runs.tag_shares import said_of_tag, tags_json, tags_of_step
-from omniload.commands.samples import text_of
+from omniload.commands.samples import SampleTexts, image_transforms
 from omniload.mix.columns import COLUMNS, TagValue, column_kind
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edits_file import read_history
@@ -211,17 +210,16 @@ def _tree_at(journal: Path | JournalStorage, life: RunLife, step: int) -> Client
 def _found(rehearsal: Rehearsal, part: StepPlan, spec: PlaneSpec, grep: str | None) -> list[_Found]:
     """Return the pieces of a step, or of a part of it, that contain ``grep``."""
     rows_P = np.repeat(np.arange(part.num_rows), np.diff(part.row_offsets))
-    tokenizer = tokenizer_of(spec.mix.tokenizer, spec.base_dir)
-    found = []
-    for p, tokens in enumerate(rehearsal.tokens_of(part.pieces)):
+    texts = SampleTexts(spec.mix, tokenizer_of(spec.mix.tokenizer, spec.base_dir))
+    found, pieces = [], part.pieces
+    for p, tokens in enumerate(rehearsal.tokens_of(pieces)):
+        source, position = int(pieces.sources_P[p]), int(pieces.positions_P[p])
         # The whole text is searched, because ``grep`` may match after the words that are shown.
-        text = text_of(tokens, tokenizer, 0 if grep else _TEXT_WIDTH)
+        text = texts.of(source, tokens, 0 if grep else _TEXT_WIDTH)
         # Also within special tokens, such as those of a chat.
         if grep is not None and grep not in text:
-            text = text_of(tokens, tokenizer, special=True)
+            text = texts.of(source, tokens, special=True)
         if grep is None or grep in text:
-            pieces = part.pieces
-            source, position = int(pieces.sources_P[p]), int(pieces.positions_P[p])
             shard, place = rehearsal.place_at(source, position)
             found.append(
                 _Found(

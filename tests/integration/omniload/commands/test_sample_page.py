@@ -187,3 +187,19 @@ def test_a_page_of_very_many_documents_says_how_many_it_leaves_out():
 
     assert html.count("<article>") == 2_000
     assert "The first 2,000 of 2,003; --rank chooses &lt;others&gt;." in html
+
+
+def test_tables_show_the_words_of_captions_and_count_the_tokens_of_their_images(tmp_path):
+    mix = a_drawn_mix(tmp_path, sources=["captions"])
+    path = tmp_path / "mix.yaml"
+    path.write_text(yaml.safe_dump(mix.model_dump(mode="json")))
+    a_run(tmp_path / "run", path, steps=4)
+
+    audited = json_of("audit", tmp_path / "run", "--step", STEP)["samples"]
+    rows = json_of("preview", path, "--step", STEP)["rows"]
+
+    shown = [each for row in rows for each in row["documents"]]
+    for found in (audited, shown):
+        whole = [each["text"] for each in found if not each["first_token"] and not each["sub"]]
+        assert len(whole) > 3
+        assert all(re.match(r"<\d+ image tokens?>an? \w+", text) for text in whole)
