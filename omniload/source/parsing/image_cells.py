@@ -4,16 +4,17 @@ Shape suffixes:
     B  records of a unit
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from omniload.base.errors import ConfigError
-from omniload.base.ragged import Ragged
+from omniload.base.ragged import Ragged, offsets_of
+from omniload.source.columns import drained, lying
 from omniload.source.formats.format import Records
 from omniload.source.parsing.token_lists import RowsAt, is_list, row_at, type_asked_for
 
@@ -61,12 +62,13 @@ def require_images(schema: pa.Schema, column: str, path: str) -> None:
 def with_images(records: Records, column: pa.ChunkedArray, where: RowsAt | str) -> Records:
     """Add the images of a column to records. A null or empty value is no image; a path without bytes is bad.
 
+    Images of one chunk are not copied, because a row group may hold a gigabyte of them.
+
     Args:
         records: The records.
         column: Column of the images.
         where: Place of the column, for reasons.
     """
-    images_B = [cell for chunk in column.chunks for cell in _images_of(chunk)]
     lost_B = np.concatenate([np.zeros(0, np.bool_), *map(_paths_alone, column.chunks)])
     # Faults in a record that is left out anyway do not matter.
     lost_B &= records.usable_B
@@ -80,20 +82,37 @@ def with_images(records: Records, column: pa.ChunkedArray, where: RowsAt | str) 
         records,
         bad_B=records.bad_B | lost_B,
         reason=records.reason or reason,
-        others={**records.others, **encoded_columns(images_B)},
+        others={**records.others, **_images_of(column)},
     )
 
 
-def _images_of(cells: pa.Array) -> Iterator[list[bytes]]:
-    """Yield the images of each cell."""
+def _images_of(column: pa.ChunkedArray) -> dict[str, Ragged]:
+    """Return the images of each cell as the two columns of a block."""
+    # A column without a chunk is one of no cells.
+    parts = [_encoded(cells) for cells in column.chunks or [pa.nulls(0, column.type)]]
+    encoded, sizes = map(list, zip(*parts, strict=True))
+    return {
+        ENCODED: drained(encoded, np.dtype(np.uint8)),
+        ENCODED_SIZES: drained(sizes, np.dtype(np.int64)),
+    }
+
+
+def _encoded(cells: pa.Array) -> tuple[Ragged, Ragged]:
+    """Return the bytes of the images of each cell, end to end and not copied, and the size of each image."""
     import pyarrow.compute as pc  # noqa: PLC0415 -- it takes longer to load than a check takes for 300 sources
 
     flat, lengths_B = _flat(cells)
     # Fields next to the bytes, such as a path, are not decoded, because they need not be UTF-8.
     values = pc.struct_field(flat, _FIELD) if pa.types.is_struct(flat.type) else flat
-    found = iter(values.to_pylist())
-    for length in lengths_B.tolist():
-        yield [image for image in islice(found, length) if image]
+    # Arrow may keep bytes under a null, which are no image.
+    values = pc.fill_null(values.cast(pa.large_binary()), b"") if values.null_count else values
+    data_V, ends = lying(values.cast(pa.large_binary()), np.int64)
+    bounds_B, sizes_I = offsets_of(lengths_B), np.diff(ends)
+    is_there_I = sizes_I > 0
+    return (
+        Ragged(values_V=data_V, offsets=ends[bounds_B] - ends[0]),
+        Ragged(values_V=sizes_I[is_there_I], offsets=offsets_of(is_there_I)[bounds_B]),
+    )
 
 
 def _paths_alone(cells: pa.Array) -> NDArray[np.bool_]:

@@ -83,3 +83,15 @@ def test_a_path_that_is_not_utf_8_takes_no_image_away():
 
     assert images_in(pa.chunked_array([objects])) == [[b"one"], [b"two"]]
     assert images_in(pa.chunked_array([lists])) == [[b"one", b"two"]]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), OBJECT])
+def test_the_images_of_a_row_group_are_not_copied(kind):
+    image = b"one" if kind == pa.binary() else {"bytes": b"one", "path": None}
+    cells = pa.array([[image] * 99, [], [image]], pa.list_(kind))
+    held = cells.values if kind == pa.binary() else cells.values.field("bytes")
+
+    records = with_images(Records.of_texts([""] * 3), pa.chunked_array([cells]), "a.parquet")
+
+    lies = np.frombuffer(held.buffers()[2], np.uint8)
+    assert np.shares_memory(records.others[ENCODED].values_V, lies)
