@@ -33,6 +33,9 @@ __all__ = [
 ]
 
 _LARGEST_VALUE = 255.0
+_COLOURS = 3
+OfColours: TypeAlias = float | Sequence[float]
+"""One number for all colours, or one for each."""
 _ToTensor: TypeAlias = Callable[[NDArray[Any], type[np.generic]], Any]
 
 
@@ -153,11 +156,30 @@ class PatchArrays:
         """Pixels of all patches ``[P, V]``, uint8, image by image; see ``patches_of`` for their order."""
         return self._tensor(self._patches_PV, np.uint8)
 
-    def floats(self, mean: float = 0.5, deviation: float = 0.5) -> Any:  # noqa: ANN401
-        """Return the patches as float32: pixels from 0 to 1, less ``mean``, over ``deviation``."""
+    def floats(self, mean: OfColours = 0.5, deviation: OfColours = 0.5) -> Any:  # noqa: ANN401
+        """Return the patches as float32: pixels from 0 to 1, less ``mean``, over ``deviation``.
+
+        Args:
+            mean: One number, or a number for each of red, green and blue, as image processors have them.
+            deviation: The same.
+
+        Raises:
+            ConfigError: There are other than one or three numbers.
+        """
         # Only where it is asked for: as float32 the patches would be four times as many bytes on the way to a rank.
         scaled = self._patches_PV.astype(np.float32) / _LARGEST_VALUE
-        return self._tensor((scaled - mean) / deviation, np.float32)
+        scaled -= self._by_value("mean", mean)
+        scaled /= self._by_value("deviation", deviation)
+        return self._tensor(scaled, np.float32)
+
+    def _by_value(self, name: str, given: OfColours) -> NDArray[np.float32]:
+        """Return one number, or that of each value of a patch, in which colours alternate."""
+        numbers = np.asarray(given, np.float32)
+        if numbers.shape not in {(), (_COLOURS,)}:
+            raise ConfigError(
+                f"{name} is {given!r:.80}; give one number, or {_COLOURS}: of red, green and blue"
+            )
+        return np.resize(numbers, self._patches_PV.shape[1]) if numbers.shape else numbers
 
     @cached_property
     def grids(self) -> Any:  # noqa: ANN401

@@ -7,9 +7,11 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 from transformers import AutoTokenizer, Qwen2VLImageProcessorPil, Qwen2VLProcessor
 
+from omniload.batch.images import PatchArrays
 from omniload.mix.config import BpeTokenizer
 from omniload.mix.schema.transforms import ChatTransform, ImagesTransform, PreferenceTransform
 from omniload.mix.sources import JsonlSource, ParquetSource
@@ -184,15 +186,16 @@ def test_tokens_masks_grids_and_pixels_are_those_of_a_processor(tmp_path, form, 
 
 
 def require_pixels(patches, values):
-    """Hold bytes against the normalised values of a processor, in its order of colours before pixels."""
-    mean = np.array([0.48145466, 0.4578275, 0.40821073])
-    deviation = np.array([0.26862954, 0.26130258, 0.27577711])
-    shown = patches.reshape(-1, 14, 14, 3) / 255
-    ours_PCHW = ((shown - mean) / deviation).transpose(0, 3, 1, 2)
-    # An image is a video of two equal frames there.
-    frames = np.asarray(values).reshape(-1, 3, 2, 14, 14)
-    for frame in range(2):
-        np.testing.assert_allclose(frames[:, :, frame], ours_PCHW, atol=1e-4)
+    """Hold bytes against the normalised values of a processor, by the lines of the page on images."""
+    grids = np.array([[1, len(patches) // 588]])
+    images = PatchArrays(patches, grids, lambda array, dtype: torch.as_tensor(array.astype(dtype)))
+    pixels = images.floats(
+        mean=[0.48145466, 0.4578275, 0.40821073],
+        deviation=[0.26862954, 0.26130258, 0.27577711],
+    )
+    pixels = pixels.view(-1, 14, 14, 3).permute(0, 3, 1, 2)
+    pixels = pixels.unsqueeze(2).expand(-1, -1, 2, -1, -1).flatten(1)
+    np.testing.assert_array_equal(pixels, values)
 
 
 def test_a_template_that_takes_parts_alone_is_given_parts_and_gives_the_same_tokens(tmp_path):

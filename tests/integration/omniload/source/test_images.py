@@ -296,6 +296,9 @@ def test_a_loop_is_told_where_dealt_images_are(tmp_path):
     assert encoding.patches.shape == ((encoding.grids[:, 0] * encoding.grids[:, 1]).sum(), 48)
     plain = form.of(dealt(tmp_path, "balanced", 2)[0][0])
     assert plain.images.floats().dtype == np.float32
+    assert np.array_equal(plain.images.floats(0.4, 0.2), plain.images.floats([0.4] * 3, (0.2,) * 3))
+    with pytest.raises(ConfigError, match=r"mean is \[0.4, 0.5\]; give one number, or 3"):
+        plain.images.floats(mean=[0.4, 0.5])
     with pytest.raises(ConfigError, match="come with their own images"):
         _ = plain.microbatches[0].encoding
 
