@@ -63,7 +63,10 @@ def decoded(
                     f"has {width} x {height} pixels, more than max_pixels {config.max_pixels}"
                 )
             # Turned before resizing, because a quarter turn swaps height and width.
-            upright = _of_eight_bits(ImageOps.exif_transpose(image)).convert("RGB")
+            upright = _of_eight_bits(ImageOps.exif_transpose(image))
+            # ``convert`` drops it in any case, and would warn of that in the log of every loader.
+            upright.info.pop("transparency", None)
+            upright = upright.convert("RGB")
     except _TOO_LARGE as error:
         # Pillow refuses the image before its size is known, and by a limit above ours.
         raise BadImageError(

@@ -395,6 +395,18 @@ def test_grey_of_16_bits_is_its_upper_8(tmp_path, kind):
     assert (pixels == (grey >> 8)[..., None]).all()
 
 
+@pytest.mark.parametrize("transparency", [bytes(range(16)), 3])
+def test_colours_beneath_transparency_show_without_a_warning(tmp_path, transparency):
+    image, out = Image.fromarray(ramp(8, 8)).quantize(16), io.BytesIO()
+    image.save(out, "PNG", transparency=transparency)
+    written(tmp_path, ["a"], [[out.getvalue()]])
+
+    block = a_source(tmp_path).read(0, 1)
+
+    pixels = pixels_of(block.others[IMAGES][0].reshape(-1, 4 * 4 * 3), (2, 2), 4, 1)
+    assert (pixels == np.asarray(image.convert("RGB"))).all()
+
+
 def test_a_row_that_names_the_path_of_an_image_and_not_its_bytes_is_bad(tmp_path):
     objects = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     cells = [{"bytes": png_of(ramp(4, 4)), "path": None}, {"bytes": None, "path": "b.png"}]
