@@ -195,14 +195,15 @@ class PatchArrays:
 
 
 class ImageArrays(PatchArrays):
-    """The images of rows, in their order."""
+    """The images of rows, in their order; rows without images have patches ``[0, V]``, for an encoder to run on."""
 
-    def __init__(self, rows: Microbatch, tensor: _ToTensor) -> None:
+    def __init__(self, rows: Microbatch, tensor: _ToTensor, values_per_patch: int = 0) -> None:
         grids, images = rows.columns_K.get(GRIDS), rows.columns_K.get(IMAGES)
         super().__init__(
             np.empty(0, np.uint8) if images is None else images.values_V,
             (np.empty(0, np.int32) if grids is None else grids.values_V).reshape(-1, 2),
             tensor,
+            values_per_patch,
         )
         self._rows = rows
 
@@ -252,7 +253,10 @@ class EncodingArrays(PatchArrays):
 
 
 def own_images(
-    rows: Microbatch | CpSlice, parts: Sequence[Microbatch | CpSlice], tensor: _ToTensor
+    rows: Microbatch | CpSlice,
+    parts: Sequence[Microbatch | CpSlice],
+    tensor: _ToTensor,
+    values_per_patch: int = 0,
 ) -> ImageArrays:
     """Return the images of rows.
 
@@ -260,6 +264,7 @@ def own_images(
         rows: The rows.
         parts: The microbatches that they were joined of.
         tensor: Makes tensors.
+        values_per_patch: Values of a patch of the mix, which rows without images do not tell.
 
     Raises:
         ConfigError: The rows are shared among cp peers, or their images are encoded elsewhere.
@@ -274,7 +279,7 @@ def own_images(
             "rows shared among cp peers have no images of their own; use cp 1, or balance.strategy hybrid and "
             "microbatches[i].encoding"
         )
-    return ImageArrays(rows, tensor)
+    return ImageArrays(rows, tensor, values_per_patch)
 
 
 def dealt_images(rows: Microbatch | CpSlice, tensor: _ToTensor) -> EncodingArrays:

@@ -47,11 +47,13 @@ class BatchForm:
     """Numbers of all ranks by place, as in ``Place.ranks``; set if images are dealt to them."""
     stage: Stage | None = None
     """Stage of this rank along pp, whose columns alone it gets; ``None`` without several stages."""
+    values_per_patch: int = 0
+    """Values of a patch of the images of the mix; 0 if it has none."""
 
     def of(self, batch: Batch) -> TrainingBatch:
         """Return a batch of the data plane in the form that a training loop takes."""
         batch = own_part(batch, self.peer, self.ranks, self.stage)
-        return TrainingBatch(batch, self.arrays, self.labels, self.device)
+        return TrainingBatch(batch, self.arrays, self.labels, self.device, self.values_per_patch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

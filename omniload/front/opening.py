@@ -27,7 +27,7 @@ from omniload.front.spec import MixFacts, Runtime, kept_in, spec_of
 from omniload.mix.config import MixConfig
 from omniload.mix.journal.notes import RunNotes
 from omniload.mix.run_record import RUN_RECORD_NAME
-from omniload.mix.sources import tags_of
+from omniload.mix.sources import tags_of, values_per_patch_of
 from omniload.plan.strategies import deals_images
 from omniload.source.tokenize import open_tokenizer
 
@@ -210,7 +210,11 @@ def form_at(form: BatchForm, place: Place, rank: int, mix: MixConfig) -> BatchFo
             "tokens"
         )
     peer = place.peers.index(rank) if place.peers else 0
-    form = replace(form, stage=place.stages(mix.batch.pipeline)[peer])
+    form = replace(
+        form,
+        stage=place.stages(mix.batch.pipeline)[peer],
+        values_per_patch=values_per_patch_of(mix.sources),
+    )
     if not deals_images(mix.balance.strategy):
         return form
     return replace(form, peer=peer, ranks=place.ranks)

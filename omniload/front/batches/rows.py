@@ -64,9 +64,15 @@ class PackedRows:
     """Rows of packed documents. Each field is a tensor that is made when you first read it."""
 
     def __init__(
-        self, part: Microbatch | CpSlice, arrays: Arrays, labels: Labels, device: object = None
+        self,
+        part: Microbatch | CpSlice,
+        arrays: Arrays,
+        labels: Labels,
+        device: object = None,
+        values_per_patch: int = 0,
     ) -> None:
         self._part, self._arrays, self._labels, self._device = part, arrays, labels, device
+        self._values_per_patch = values_per_patch
         self._parts: Sequence[Microbatch | CpSlice] = (part,)
         self._columns: dict[str, Any] = {}
         self._put: Callable[[Any], Any] | None = None
@@ -232,7 +238,7 @@ class PackedRows:
     @cached_property
     def images(self) -> ImageArrays:
         """The images of the rows, and the places of their embeddings; ``ConfigError`` if the rows do not have them."""
-        return own_images(self._part, self._parts, self._tensor)
+        return own_images(self._part, self._parts, self._tensor, self._values_per_patch)
 
     @cached_property
     def encoding(self) -> EncodingArrays:
@@ -312,7 +318,7 @@ class PackedRows:
         """Return the same rows on a device; copies to CUDA never block, whatever ``non_blocking`` is."""
         # An unknown device is refused here, because fields are made later, far from the call that names the device.
         self._arrays.check(device)
-        return PackedRows(self._part, self._arrays, self._labels, device)
+        return PackedRows(self._part, self._arrays, self._labels, device, self._values_per_patch)
 
     def made(self) -> frozenset[str]:
         """Return the names of the tensors made so far, columns of yours among them."""

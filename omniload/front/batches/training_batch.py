@@ -17,15 +17,22 @@ __all__ = ["TrainingBatch"]
 class TrainingBatch(PackedRows):
     """One rank's part of a step: all its rows, and the microbatches that they are dealt into."""
 
-    def __init__(self, batch: Batch, arrays: Arrays, labels: Labels, device: object = None) -> None:
-        super().__init__(joined(batch.microbatches), arrays, labels, device)
+    def __init__(
+        self,
+        batch: Batch,
+        arrays: Arrays,
+        labels: Labels,
+        device: object = None,
+        values_per_patch: int = 0,
+    ) -> None:
+        super().__init__(joined(batch.microbatches), arrays, labels, device, values_per_patch)
         self._batch, self._parts = batch, batch.microbatches
 
     @cached_property
     def microbatches(self) -> tuple[PackedRows, ...]:
         """The rows in the order to run them, in parts of at most ``batch.micro_tokens`` and of balanced cost."""
         return tuple(
-            PackedRows(part, self._arrays, self._labels, self._device)
+            PackedRows(part, self._arrays, self._labels, self._device, self._values_per_patch)
             for part in self._batch.microbatches
         )
 
@@ -75,7 +82,9 @@ class TrainingBatch(PackedRows):
     @override
     def to(self, device: object, *, non_blocking: bool = False) -> "TrainingBatch":
         self._arrays.check(device)
-        return TrainingBatch(self._batch, self._arrays, self._labels, device)
+        return TrainingBatch(
+            self._batch, self._arrays, self._labels, device, self._values_per_patch
+        )
 
     @override
     def __repr__(self) -> str:

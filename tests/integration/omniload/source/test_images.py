@@ -4,7 +4,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+import yaml
 
+import omniload
 from omniload.actors.local.plane import LocalPlane
 from omniload.base.errors import ConfigError
 from omniload.batch.arrays import NumpyArrays
@@ -365,3 +367,19 @@ def test_one_rank_with_one_microbatch_has_its_images(tmp_path, strategy):
     assert all(len(microbatches) == 1 for microbatches in made)
     key = "images" if strategy == "balanced" else "encoding"
     assert sum(len(getattr(microbatches[0], key)) for microbatches in made) > 0
+
+
+def test_rows_without_an_image_have_patches_of_the_same_depth(tmp_path):
+    mix = a_drawn_mix(tmp_path, sources=["captions"]).model_dump(mode="json")
+    (tmp_path / "web.jsonl").write_text('{"text": "words alone"}\n' * 40)
+    mix["sources"]["web"] = {"type": "jsonl", "path": "web.jsonl"}
+    later = {"from_step": 1, "weights": {"captions": 1.0}}
+    mix["mix"] = {"stages": [{"from_step": 0, "weights": {"web": 1.0}}, later]}
+    (tmp_path / "mix.yaml").write_text(yaml.safe_dump(mix))
+
+    with omniload.open(tmp_path / "mix.yaml", steps=2, arrays="numpy") as loader:
+        first, second = loader
+
+    assert len(first.images) == 0 < len(second.images)
+    for rows in (first, *first.microbatches):
+        assert rows.images.patches.shape == rows.images.floats([0.4] * 3).shape == (0, 48)
