@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
+import numpy as np
+from numpy.typing import NDArray
+
 from omniload.base.units import counted
 from omniload.machine.messages import (
     AppendWorld,
@@ -139,6 +142,10 @@ class Planner(PlanningAhead):
         take_over, asked = commands_of_take_over(self._queues, sources, floors_S, self.life)
         return (take_over, *(asked_with_tags(read, self._metadata.tags) for read in asked))
 
+    def lost_in(self, step: int) -> NDArray[np.int64]:
+        """Return the tokens of each source that a step cuts off or drops with overlong documents, until it is taken."""
+        return self._steps.lost_in(step)
+
     def tags_of(self, pieces: PieceTable) -> PieceTags:
         """Return the tags that costs and strategies read, for pieces of a step that a rank may still ask for."""
         return self._metadata.tags_of(pieces)
@@ -218,7 +225,6 @@ class Planner(PlanningAhead):
         if asked.facts is not None:
             # A source keeps its number for good, so an added source becomes the last one.
             self._queues.append(SampleQueue.at(0))
-            self.overlong_S.append(0)
         self._demand = self._starved = self._bad.excess = None  # these belong to the old mix
         self._unread.forget()
         # The journal is cut first: otherwise a successor would find steps under an edit that did not draw them.
@@ -227,7 +233,7 @@ class Planner(PlanningAhead):
 
     def _go_back(self, step: int) -> tuple[tuple[CutJournal, ...], tuple[NewEdition, ...]]:
         """Return to the state before a planned step; return the commands to the journal and to the constructors."""
-        self.state = self._steps.take_back(step, self._queues, self.overlong_S)
+        self.state = self._steps.take_back(step, self._queues)
         if self.has_ended:
             self.has_ended = False
             for queue in self._queues:  # reports that came after the end were ignored, so ask again

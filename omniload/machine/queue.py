@@ -233,16 +233,11 @@ def queues_of(state: MixState) -> list[SampleQueue]:
     return queues
 
 
-def draw_window(
-    queues: Sequence[SampleQueue], window: Sequence[Membership], overlong_S: list[int]
-) -> None:
-    """Remove the samples that a window draws, and add the tokens lost with overlong documents to ``overlong_S``."""
+def draw_window(queues: Sequence[SampleQueue], window: Sequence[Membership]) -> None:
+    """Remove the samples that a window draws."""
     finished_S = np.add.reduce([membership.finished_S for membership in window])
     for s in finished_S.nonzero()[0].tolist():
         queues[s].draw(int(finished_S[s]))
-    lost_S = np.add.reduce([membership.lost_S for membership in window])
-    for s in lost_S.nonzero()[0].tolist():
-        overlong_S[s] += int(lost_S[s])
 
 
 def _skip_ahead(queues: Sequence[SampleQueue], history: History, before: MixState) -> MixState:

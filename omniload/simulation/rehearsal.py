@@ -88,10 +88,9 @@ class Rehearsal:
         """Present state of planning: at first ``spec.state``, which fits the mix and the data."""
         return self._planner.state
 
-    @property
-    def overlong_S(self) -> NDArray[np.int64]:
-        """Tokens cut off or dropped with overlong documents so far, by source."""
-        return np.asarray(self._planner.overlong_S, np.int64)
+    def lost_in(self, plan: StepPlan) -> NDArray[np.int64]:
+        """Return the tokens of each source that the plan yielded last cuts off or drops with overlong documents."""
+        return self._planner.lost_in(plan.step)
 
     def plans(self) -> Iterator[StepPlan]:
         """Yield plan after plan, until the mix or ``spec.num_steps`` ends them.
@@ -350,7 +349,7 @@ def _first_steps(
     steps: list[StepFigures] = []
     num_sources, drawn_KS = len(mix.names), list[tuple[int, ...]]()
     samples_S = np.zeros(num_sources, np.int64)
-    overlong_KS: list[NDArray[np.int64]] = [np.zeros(num_sources, np.int64)]
+    overlong_KS = list[NDArray[np.int64]]()
 
     def planned_by(count: int, advance: Callable[[int], object]) -> Refusal | None:
         try:
@@ -359,7 +358,7 @@ def _first_steps(
                 drawn_KS.append(planned.tokens_S)
                 begun = planned.pieces.sources_P[planned.pieces.starts_P == 0]
                 samples_S[:] += np.bincount(begun, minlength=num_sources)
-                overlong_KS.append(rehearsal.overlong_S)
+                overlong_KS.append(rehearsal.lost_in(planned))
                 advance(1)
         except (ConfigError, IntegrityError) as error:
             # The mix or its data fail at the same step of every run, but a store may answer the next time.
@@ -378,7 +377,7 @@ def _first_steps(
         return FirstSteps(
             steps=tuple(steps),
             drawn_KS=np.asarray(drawn_KS, np.int64),
-            overlong_KS=np.diff(overlong_KS, axis=0),
+            overlong_KS=np.asarray(overlong_KS),
             begun_S=np.asarray(
                 [drawn_in("epochs", rehearsal.state, s) for s in range(num_sources)]
             ),

@@ -76,8 +76,6 @@ class PlanningAhead:
     """Number of planners that the plane lost before this one."""
     num_steps: int | None = None
     """First step that must not be planned; ``None`` where only the mix ends the run."""
-    overlong_S: list[int] = field(init=False)
-    """Tokens that this planner cut off or dropped with overlong documents, by source."""
     history: History = field(init=False)
     """The mix and its edits."""
     has_ended: bool = field(default=False, init=False)
@@ -111,7 +109,6 @@ class PlanningAhead:
         self._metadata = SampleMetadata(tags=tags_of_samples(self.mix))
         self.history = History(self.mix, self.edits)
         self._queues = queues_of(self.state.widened(len(self.names)))
-        self.overlong_S = [0] * len(self._queues)
         self._bad = BadRecords(queues=self._queues)
         self._costs = CostFits(first=self.state.step)
         self._resumed = self.state
@@ -269,7 +266,7 @@ class PlanningAhead:
         if not plans:
             return []
         drawn = Drawn(step=plans[0].step, tables_S=tables_S, window=window[: len(plans)])
-        draw_window(self._queues, drawn.window, self.overlong_S)
+        draw_window(self._queues, drawn.window)
         published = self._steps.publish(plans, drawn)
         return [*kept, PublishPlans(plans=published, released_to=self.released_to)]
 

@@ -140,15 +140,18 @@ class PlannedSteps:
             if plans
         )
 
-    def take_back(
-        self, step: int, queues: Sequence[SampleQueue], overlong_S: list[int]
-    ) -> MixState:
+    def lost_in(self, step: int) -> NDArray[np.int64]:
+        """Return the tokens of each source that a planned step loses with overlong documents."""
+        drawn = next(each for each in self._drawn if each.step <= step <= each.last)
+        return drawn.window[step - drawn.step].lost_S
+
+    def take_back(self, step: int, queues: Sequence[SampleQueue]) -> MixState:
         """Take back all steps from ``step`` on, and return their draws to the queues; return the state before ``step``.
 
         A window keeps its steps before ``step``, because each step is drawn and placed by itself.
         """
         state = self.state_before(step)
-        _give_back(queues, [each for each in self._drawn if each.last >= step], state, overlong_S)
+        _give_back(queues, [each for each in self._drawn if each.last >= step], state)
         cut = [tuple(plan for plan in plans if plan.step < step) for plans in self._plans]
         self._plans = deque(plans for plans in cut if plans)
         self._drawn = deque(each.before(step) for each in self._drawn if each.step < step)
@@ -178,26 +181,19 @@ def with_released(
     return (*commands[:behind], *samples, *commands[behind:])
 
 
-def _give_back(
-    queues: Sequence[SampleQueue], drawn: Sequence[Drawn], state: MixState, overlong_S: list[int]
-) -> None:
+def _give_back(queues: Sequence[SampleQueue], drawn: Sequence[Drawn], state: MixState) -> None:
     """Restore queues to how they were before the step of ``state``, followed by the samples reported since.
 
     Args:
         queues: Of all sources, including those that were added since.
         drawn: The windows after that step, and the one that contains it, in order.
         state: The state before the step.
-        overlong_S: Tokens that overlong documents lost; the losses of the steps taken back are subtracted.
     """
     parts: list[list[SampleTable]] = [[] for _ in queues]
     for each in drawn:
         for s, table in enumerate(each.from_step(state.step)):
             if len(table) or len(table.bad_N):
                 parts[s].append(table)
-        at = max(0, state.step - each.step)
-        lost_S = _summed([step.lost_S for step in each.window[at:]], len(queues))
-        for s in lost_S.nonzero()[0].tolist():
-            overlong_S[s] -= int(lost_S[s])
     cursors_S = state.widened(len(queues)).cursors_S
     for queue, tables, (position, _, _) in zip(queues, parts, cursors_S, strict=True):
         if tables:

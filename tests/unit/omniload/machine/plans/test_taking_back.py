@@ -113,7 +113,6 @@ def test_steps_from_the_fence_on_are_those_of_a_run_that_knew_the_change_from_th
     assert [edit.step for edit in edits] == [given_to]
     assert run.records == {s: r for s, r in due(mix, edits, 9).items() if s in run.records}
     assert sorted(run.records) == list(range(max(run.records) + 1))
-    assert run.planner.overlong_S == Driven(mix, edits=edits).take(9).planner.overlong_S
 
 
 def test_the_journal_is_cut_before_the_edit_is_kept_and_constructors_hear_of_it_before_its_steps():
