@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -19,7 +18,7 @@ from omniload.base.log import get_logger
 from omniload.base.reading import read_kept_file
 from omniload.base.writing import write_whole
 from omniload.machine.progress import Progress
-from omniload.machine.status import PlaneStatus, RoleLine, status_of
+from omniload.machine.status import PlaneStatus, status_of
 from omniload.mix.edits.answers import fault_in
 from omniload.mix.run_record import no_run_in
 
@@ -98,11 +97,10 @@ def _status(
 ) -> PlaneStatus:
     now_s = time.monotonic()
     lines = [
-        RoleLine(
-            **asdict(status),
-            memory_bytes=_memory_of(status.pid) if status.host == here else None,
-        )
-        for status in status_of(roles, before, now_s)
+        role.model_copy(update={"memory_bytes": _memory_of(role.pid)})
+        if role.host == here
+        else role
+        for role in status_of(roles, before, now_s)
     ]
     # The only use of wall time: a reader of the file may be on another host, or come after a restart.
     return PlaneStatus(

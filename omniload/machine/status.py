@@ -1,7 +1,7 @@
 """The status of a running data plane: every role's heartbeat, and the rates of its figures."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import ConfigDict
@@ -15,7 +15,6 @@ __all__ = [
     "UNREAD",
     "PlaneStatus",
     "RoleLine",
-    "RoleStatus",
     "SkippedRecords",
     "has_doubled",
     "said_of_skipped",
@@ -33,8 +32,7 @@ _TROUBLE_S = 10.0
 """A longer wait of a rank, or call to a store, counts as trouble."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleStatus:
+class RoleLine(StrictModel):
     """One role, as shown to people."""
 
     name: str
@@ -45,36 +43,19 @@ class RoleStatus:
     """Age of its last heartbeat."""
     task_s: float
     """Time since its present activity began, which is the age of its last progress."""
-    waits_for: tuple[str, ...] = ()
-    figures: Mapping[str, float] = field(default_factory=dict)
+    waits_for: tuple[str, ...]
+    figures: dict[str, float]
     """Its own figures."""
-    rates: Mapping[str, float] = field(default_factory=dict)
+    rates: dict[str, float]
     """Growth of its counters per second; empty at the first look."""
+    memory_bytes: int | None
+    """Resident memory of its process; ``None`` for a process on another host."""
     log: str = ""
     """Its log file; empty if there is none."""
     host: str = ""
     """Name of its host, for people."""
     in_trouble: bool = False
     """Whether it is stopped, holds up a rank, or waits for a store that does not answer."""
-
-
-class RoleLine(StrictModel):
-    """A role: its ``RoleStatus`` and the memory of its process."""
-
-    name: str
-    pid: int
-    state: str
-    age_s: float
-    task_s: float
-    waits_for: tuple[str, ...]
-    figures: dict[str, float]
-    rates: dict[str, float]
-    memory_bytes: int | None
-    """Resident memory of its process; ``None`` for a process on another host."""
-    log: str = ""
-    host: str = ""
-    """Name of its host, for people."""
-    in_trouble: bool = False
 
 
 class PlaneStatus(StrictModel):
@@ -105,8 +86,8 @@ class PlaneStatus(StrictModel):
 
 def status_of(
     roles: Mapping[str, Progress], before: Mapping[str, Progress], now_s: float
-) -> list[RoleStatus]:
-    """Return every role's status, in the order of their names.
+) -> list[RoleLine]:
+    """Return the line of every role, without its memory, in the order of their names.
 
     Args:
         roles: Last heartbeats by name.
@@ -119,14 +100,7 @@ def status_of(
         for name, role in roles.items()
         if is_rank(name) and _waited_s(role, now_s) > _TROUBLE_S
     }
-    found = [_status(roles[name], before.get(name), now_s) for name in sorted(roles)]
-    return [
-        replace(
-            status,
-            in_trouble=status.name in causes or _is_held_up(roles[status.name], now_s),
-        )
-        for status in found
-    ]
+    return [_line(roles[n], before.get(n), now_s, is_cause=n in causes) for n in sorted(roles)]
 
 
 def _waited_s(rank: Progress, now_s: float) -> float:
@@ -139,13 +113,13 @@ def _is_held_up(role: Progress, now_s: float) -> bool:
     return is_silent(role, now_s) or role.figures.get(REPEATED, 0.0) > 0 or calls_s > _TROUBLE_S
 
 
-def _status(role: Progress, before: Progress | None, now_s: float) -> RoleStatus:
+def _line(role: Progress, before: Progress | None, now_s: float, *, is_cause: bool) -> RoleLine:
     age_s = max(0.0, now_s - role.beat_s)
     # A call to a store comes first, because the activity waits for it.
     task = (*role.calls, *role.tasks)[:1]
     waits_for = next((t.waits_for for t in role.tasks if t.waits_for), ())
     doing = task[0].doing if task else "idle"
-    return RoleStatus(
+    return RoleLine(
         name=role.name,
         pid=role.pid,
         state=_silent(role) if is_silent(role, now_s) else doing,
@@ -154,8 +128,10 @@ def _status(role: Progress, before: Progress | None, now_s: float) -> RoleStatus
         waits_for=waits_for,
         figures=dict(role.figures),
         rates=_rates(role, before),
+        memory_bytes=None,
         log=role.log,
         host=role.host,
+        in_trouble=is_cause or _is_held_up(role, now_s),
     )
 
 
