@@ -1,11 +1,11 @@
 """Runs that reach the end of their data: simulated, and planned by membership alone."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest.mock import patch
 
-from hypothesis import strategies as st
-
+from omniload.batch.microbatch import Batch
 from omniload.machine import queue
 from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
@@ -13,24 +13,10 @@ from omniload.plan.membership import Exhausted, Membership, Starved, membership_
 from tests.support.plane.reference import known_ahead
 from tests.support.plane.simulation import Simulation
 
-__all__ = ["MANY", "memberships", "places", "simulated", "starved_draws"]
+__all__ = ["MANY", "memberships", "simulated", "starved_draws", "steps_of", "trained"]
 
 MANY = 1 << 30
 """More steps, and more tokens, than any such run has."""
-
-
-@st.composite
-def places(draw: st.DrawFn, most_kills: int = 0) -> dict[str, Any]:
-    """Return everything that must not matter: ranks, roles, and the number of losses."""
-    return {
-        "dp": draw(st.sampled_from([1, 2, 3, 8])),
-        "num_loaders": draw(st.integers(1, 3)),
-        "num_constructors": draw(st.integers(1, 4)),
-        "seed": draw(st.integers(0, 1 << 30)),
-        "repeat_share": draw(st.sampled_from([0.0, 0.3])),
-        "kills": draw(st.sampled_from([0, most_kills])),
-        "planner_kills": draw(st.sampled_from([0, most_kills])),
-    }
 
 
 def simulated(
@@ -90,3 +76,18 @@ def _ahead(
 ) -> list[SampleTable]:
     """Return metadata of this many raw positions of each source, from its cursor on."""
     return [known_ahead(state, epochs, count)[s] for s, count in enumerate(counts[: len(epochs)])]
+
+
+def steps_of(simulation: Simulation) -> list[list[Batch]]:
+    """Return the batches of all ranks, step by step."""
+    steps = sorted({step for step, _ in simulation.batches})
+    return [[simulation.batches[step, r] for r in range(simulation.dp)] for step in steps]
+
+
+def trained(simulation: Simulation) -> Counter[int]:
+    """Count every token that is in a row."""
+    found: Counter[int] = Counter()
+    for batches in steps_of(simulation):
+        for microbatch in (m for batch in batches for m in batch.microbatches):
+            found.update(microbatch.tokens_RT[microbatch.source_ids_RT >= 0].tolist())
+    return found

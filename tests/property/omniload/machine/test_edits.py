@@ -24,9 +24,11 @@ from omniload.mix.sources import ParquetSource
 from omniload.mix.state import MixState
 from tests.support.examples import few
 from tests.support.plane.builders import a_mix
+from tests.support.plane.drawn_runs import epochs, worlds
 from tests.support.plane.edits.promises import (
     require_each_sample_once,
     require_journal_folds,
+    saved_state,
     state_behind,
     taken_in,
 )
@@ -36,8 +38,6 @@ from tests.support.plane.simulation import Simulation
 STEPS = 10
 NAMES = ("web", "code", "books")
 
-records = st.lists(st.integers(1, 50), min_size=1, max_size=3) | st.just([])
-epochs = st.lists(records, max_size=8).map(lambda rows: [[9], *rows])
 three_epochs, six_epochs = (st.lists(epochs, min_size=n, max_size=n) for n in (3, 6))
 weights = st.integers(0, 5).map(float)
 steps = st.none() | st.integers(0, STEPS - 1)
@@ -81,22 +81,6 @@ def changes(draw):
             change = Undo() if kind == "undo" else RetireSource(name=name)
         asked.append((change, draw(steps)))
     return asked
-
-
-@st.composite
-def worlds(draw):
-    return {
-        "dp": draw(st.sampled_from([1, 2, 4])),
-        "num_loaders": draw(st.integers(1, 3)),
-        "num_constructors": draw(st.integers(1, 3)),
-        "seed": draw(st.integers(0, 1 << 30)),
-        "repeat_share": draw(st.sampled_from([0.0, 0.3])),
-        "kills": draw(st.sampled_from([0, 1, 3])),
-        "moves": draw(st.sampled_from([0, 3])),
-        "constructor_kills": draw(st.sampled_from([0, 1])),
-        "planner_kills": draw(st.sampled_from([0, 1, 3])),
-        "shadows": draw(st.integers(0, 1)),
-    }
 
 
 def simulated(mix, lengths, world, **more):
@@ -370,9 +354,7 @@ def test_what_lies_before_skipped_steps_changes_no_more_and_a_skip_is_undone_at_
     assert reference_digests(undone, lengths, num_steps=9) == reference_digests(
         mix, lengths, num_steps=9
     )
-    later = MixState.from_json(
-        plain.states[max(plain.states)], mix.names, plain.planner.fingerprint
-    )
+    later = saved_state(plain, max(plain.states))
     with pytest.raises(StateError, match="checkpoint of step 4 or before"):
         require_reached(history, later, 0)
     # A state that was saved under the skip belongs to another run, even if no step was planned after it.

@@ -14,9 +14,10 @@ from omniload.batch.digest import batch_digest
 from omniload.mix.edits.edit import FitCost, SetWeights
 from omniload.mix.edits.edits_file import edits_in
 from omniload.mix.journal.times import MeasuredTimes
-from omniload.mix.state import MixState
 from tests.support.examples import few
 from tests.support.plane.builders import a_mix
+from tests.support.plane.drawn_runs import worlds
+from tests.support.plane.edits.promises import saved_state
 from tests.support.plane.reference import reference_digests
 from tests.support.plane.simulation import Simulation
 
@@ -48,19 +49,6 @@ def measured(seed):
     return times
 
 
-@st.composite
-def worlds(draw):
-    return {
-        "dp": draw(st.sampled_from([2, 4])),
-        "num_loaders": draw(st.integers(1, 2)),
-        "num_constructors": draw(st.integers(1, 2)),
-        "seed": draw(st.integers(0, 1 << 30)),
-        "repeat_share": draw(st.sampled_from([0.0, 0.3])),
-        "kills": draw(st.sampled_from([0, 1])),
-        "planner_kills": draw(st.sampled_from([0, 1, 3])),
-    }
-
-
 def simulated(mix, world, **more):
     simulation = Simulation(mix=mix, epochs=EPOCHS, num_steps=STEPS, **world, **more)
     return simulation, simulation.run()
@@ -81,7 +69,7 @@ def dealt(simulation, first=0, ranks=None):
 
 
 @few(8, soak=200)
-@given(every=st.integers(1, 5), ahead=st.sampled_from([1, 2, 8]), world=worlds())
+@given(every=st.integers(1, 5), ahead=st.sampled_from([1, 2, 8]), world=worlds(dp=[2, 4]))
 def test_machine_fits_deal_rows_by_their_edits_alone_and_leave_each_step_its_samples(
     every, ahead, world
 ):
@@ -96,11 +84,10 @@ def test_machine_fits_deal_rows_by_their_edits_alone_and_leave_each_step_its_sam
     again, _ = simulated(mix, alone, edits=edits)
     assert dealt(again) == dealt(simulation)
     for step in (1, 7, 18):
-        saved = simulation.states[step]
-        state = MixState.from_json(saved, mix.names, simulation.planner.fingerprint)
+        state = saved_state(simulation, step)
         resumed, _ = simulated(mix, alone, edits=edits, state=state)
         assert dealt(resumed) == dealt(simulation, step)
-        assert edits_in(saved) == edits[: state.mix_revision]
+        assert edits_in(simulation.states[step]) == edits[: state.mix_revision]
 
 
 @few(8, soak=200)

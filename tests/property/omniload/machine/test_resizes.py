@@ -3,25 +3,22 @@
 The model is ``reference_digests``, which has no ranks.
 """
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.mix.edits.edit import RetireSource, SetWeights
-from omniload.mix.state import MixState
 from tests.support.examples import few
 from tests.support.plane.builders import a_mix
+from tests.support.plane.drawn_runs import epochs, worlds
+from tests.support.plane.edits.promises import saved_state
 from tests.support.plane.reference import reference_digests
 from tests.support.plane.simulation import Simulation
 
 STEPS = 7
 NAMES = ("web", "code")
 
-records = st.lists(st.integers(1, 50), min_size=1, max_size=3) | st.just([])
-epochs = st.lists(records, max_size=8).map(lambda rows: [[9], *rows])
-sizes = st.sampled_from([1, 2, 3, 4, 8])
+SIZES = [1, 2, 3, 4, 8]
 
 
 @st.composite
@@ -37,24 +34,8 @@ def mixes(draw):
     )
 
 
-@st.composite
-def worlds(draw):
-    return {
-        "dp": draw(sizes),
-        "num_loaders": draw(st.integers(1, 3)),
-        "num_constructors": draw(st.integers(1, 4)),
-        "seed": draw(st.integers(0, 1 << 30)),
-        "repeat_share": draw(st.sampled_from([0.0, 0.3])),
-        "kills": draw(st.sampled_from([0, 1, 3])),
-        "constructor_kills": draw(st.sampled_from([0, 1, 3])),
-        "planner_kills": draw(st.sampled_from([0, 1, 3])),
-        "shadows": draw(st.integers(0, 1)),
-        "moves": draw(st.sampled_from([0, 1, 4, 20])),
-        "impatient": draw(st.booleans()),
-    }
-
-
-resizes = st.lists(st.tuples(sizes, st.booleans()), max_size=4)
+elastic_worlds = worlds(dp=SIZES, moves=[0, 1, 4, 20], impatient=[False, True])
+resizes = st.lists(st.tuples(st.sampled_from(SIZES), st.booleans()), max_size=4)
 
 
 def simulated(mix, lengths, world, **more):
@@ -75,9 +56,9 @@ def trained(simulation):
 
 @given(
     mixes(),
-    worlds(),
+    elastic_worlds,
     resizes,
-    worlds(),
+    elastic_worlds,
     resizes,
     st.lists(epochs, min_size=2, max_size=2),
     st.data(),
@@ -95,9 +76,7 @@ def test_every_step_is_the_one_that_the_mix_alone_decides_whatever_ranks_there_a
     assert trained(run) == trained(unbroken)
 
     at = data.draw(st.sampled_from(sorted(run.states)))
-    saved = json.loads(json.dumps(run.states[at]))
-    state = MixState.from_json(saved, mix.names, run.planner.fingerprint)
-    resumed, rest = simulated(mix, lengths, elsewhere, resizes=later, state=state)
+    resumed, rest = simulated(mix, lengths, elsewhere, resizes=later, state=saved_state(run, at))
     assert rest == digests[at:]
     assert all(
         resumed.states[step] == run.states.get(step, resumed.states[step])
@@ -106,7 +85,7 @@ def test_every_step_is_the_one_that_the_mix_alone_decides_whatever_ranks_there_a
 
 
 @few(10, soak=200)
-@given(mixes(), worlds(), resizes, st.lists(epochs, min_size=2, max_size=2))
+@given(mixes(), elastic_worlds, resizes, st.lists(epochs, min_size=2, max_size=2))
 def test_ranks_and_the_mix_may_change_in_one_run(mix, world, others, lengths):
     changes = [(SetWeights(weights={"web": 3.0}), None), (RetireSource(name="code"), 5)]
 

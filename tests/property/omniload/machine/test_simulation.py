@@ -1,6 +1,5 @@
 """For any ranks, loaders, constructors, prefetching and order of messages: the same batches."""
 
-import json
 from typing import get_args
 from unittest.mock import patch
 
@@ -9,21 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.machine import queue
-from omniload.mix.deficit import integer_weights
-from omniload.mix.journal.reading import state_before
-from omniload.mix.journal.records import StepRecord
-from omniload.mix.schedule import weights_at
-from omniload.mix.state import MixState
 from omniload.plan.balance_methods import BalanceMethod
 from tests.support.plane.builders import a_mix, with_overlong
+from tests.support.plane.drawn_runs import epochs, worlds
+from tests.support.plane.edits.promises import require_journal_folds, saved_state
 from tests.support.plane.reference import reference_digests
 from tests.support.plane.simulation import Simulation
 
 STEPS = 5
 
-records = st.lists(st.integers(1, 50), min_size=1, max_size=3) | st.just([])
-# At least one record gives a sample that fits a row; other tests cover sources that are refused without any.
-epochs = st.lists(records, max_size=8).map(lambda rows: [[9], *rows])
 overlongs = st.sampled_from([None, "split", "truncate", "drop"])
 
 
@@ -56,24 +49,10 @@ def mixes(draw):
 
 
 @st.composite
-def worlds(draw):
+def runs(draw):
     mix = draw(mixes())
-    return {
-        "mix": mix,
-        "epochs": [draw(epochs) for _ in mix.names],
-        "num_steps": STEPS,
-        "dp": draw(st.sampled_from([1, 2, 3, 4, 8])),
-        "num_loaders": draw(st.integers(1, 4)),
-        "num_constructors": draw(st.integers(1, 4)),
-        "seed": draw(st.integers(0, 1 << 30)),
-        "repeat_share": draw(st.sampled_from([0.0, 0.2, 0.5])),
-        "kills": draw(st.sampled_from([0, 1, 2, 5])),
-        "constructor_kills": draw(st.sampled_from([0, 1, 3])),
-        "planner_kills": draw(st.sampled_from([0, 1, 2, 5])),
-        "shadows": draw(st.integers(0, 2)),
-        "moves": draw(st.sampled_from([0, 1, 4, 20])),
-        "short_reads": draw(st.sampled_from([0.0, 0.5, 1.0])),
-    }
+    drawn = draw(worlds(dp=[1, 2, 3, 4, 8], kills=[0, 1, 2, 5], short_reads=[0.0, 0.5, 1.0]))
+    return drawn | {"mix": mix, "epochs": [draw(epochs) for _ in mix.names], "num_steps": STEPS}
 
 
 def simulated(first_read, **world):
@@ -84,7 +63,7 @@ def simulated(first_read, **world):
     return simulation, digests
 
 
-@given(worlds(), st.integers(1, 20), st.integers(0, STEPS - 1), worlds())
+@given(runs(), st.integers(1, 20), st.integers(0, STEPS - 1), runs())
 def test_every_step_is_the_one_that_the_mix_alone_decides_and_a_run_resumes_in_another_world(
     world, first_read, at, other
 ):
@@ -97,9 +76,11 @@ def test_every_step_is_the_one_that_the_mix_alone_decides_and_a_run_resumes_in_a
     require_each_row_once(run)
     require_journal_folds(run)
 
-    saved = json.loads(json.dumps(run.states[at]))
-    state = MixState.from_json(saved, world["mix"].names, run.planner.fingerprint)
-    elsewhere = other | {"mix": world["mix"], "epochs": world["epochs"], "state": state}
+    elsewhere = other | {
+        "mix": world["mix"],
+        "epochs": world["epochs"],
+        "state": saved_state(run, at),
+    }
     resumed, rest = simulated(first_read, **elsewhere)
     assert rest == digests[at:]
     for step in resumed.states:
@@ -123,20 +104,6 @@ def require_each_row_once(run):
         ]
         assert sum(rows) == run.mix.rows_per_step
         assert max(rows) <= run.mix.rows_per_microbatch
-
-
-def require_journal_folds(run):
-    """Check that the journal folds to the planner's own states, by the stages of the file alone."""
-    stages, names = run.mix.mix.stages, run.mix.names
-    steps = [StepRecord.from_json(json.loads(json.dumps(r)), names) for r in run.journal]
-    for step, state in run.states.items():
-        folded = state_before(
-            step,
-            MixState.start(len(names)),
-            steps,
-            lambda before: integer_weights(weights_at(stages, names, before.step)),
-        )
-        assert folded.to_json(names, run.planner.fingerprint) == state
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -165,7 +132,7 @@ def test_a_piece_carried_from_a_source_that_lost_its_weight_is_still_there_after
     first, digests = simulated(4, **world)
     assert first.states[2]["carried"]
 
-    state = MixState.from_json(first.states[2], mix.names, first.planner.fingerprint)
+    state = saved_state(first, 2)
     assert 1 in state.carried.sources_P.tolist()
     _, rest = simulated(4, **world, state=state)
 

@@ -24,11 +24,11 @@ from tests.property.omniload.machine.test_edits import (
     skips,
     three_epochs,
     weights,
-    worlds,
 )
 from tests.property.omniload.machine.test_edits import changes as other_changes
 from tests.support.examples import few
 from tests.support.plane.builders import a_mix
+from tests.support.plane.drawn_runs import worlds
 from tests.support.plane.edits.promises import taken_in
 from tests.support.plane.reference import SHARDS, reference_digests, shard_of
 

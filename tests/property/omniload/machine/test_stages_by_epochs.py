@@ -31,6 +31,7 @@ from omniload.mix.sources import ParquetSource
 from omniload.mix.state import MixState
 from tests.property.omniload.machine.test_edits import undone
 from tests.support.plane.builders import a_mix
+from tests.support.plane.drawn_runs import worlds
 from tests.support.plane.edits.promises import require_journal_folds, state_behind
 from tests.support.plane.reference import SHARDS, reference_digests
 from tests.support.plane.simulation import Simulation
@@ -91,20 +92,6 @@ def changes(draw):
             change = Undo() if kind == "undo" else RetireSource(name=name)
         asked.append((change, draw(steps)))
     return asked
-
-
-@st.composite
-def worlds(draw):
-    return {
-        "dp": draw(st.sampled_from([1, 2, 4])),
-        "num_loaders": draw(st.integers(1, 3)),
-        "num_constructors": draw(st.integers(1, 3)),
-        "seed": draw(st.integers(0, 1 << 30)),
-        "repeat_share": draw(st.sampled_from([0.0, 0.3])),
-        "kills": draw(st.sampled_from([0, 2])),
-        "planner_kills": draw(st.sampled_from([0, 1, 3])),
-        "shadows": draw(st.integers(0, 1)),
-    }
 
 
 def simulated(mix, lengths, world, **more):

@@ -4,30 +4,29 @@ The oracle is the data: every token of ``tokens_of`` shows its sample, so traine
 the records and not with a plan.
 """
 
-import json
 from collections import Counter
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omniload.mix.state import MixState
 from tests.support.plane.builders import PACKS, a_mix, tokens_of, with_packs
-from tests.support.plane.edits.promises import require_journal_folds
+from tests.support.plane.drawn_runs import records
+from tests.support.plane.drawn_runs import worlds as places
+from tests.support.plane.edits.promises import require_journal_folds, saved_state
 from tests.support.plane.finite_runs import (
     MANY,
     memberships,
-    places,
     simulated,
     starved_draws,
+    steps_of,
+    trained,
 )
 from tests.support.plane.simulation import Simulation
-from tests.support.plane.trained import steps_of, trained
 
 STOPS = ("first_exhausted", "all_exhausted", "each_once")
 LENGTH = 16
 
-records = st.lists(st.integers(1, 50), min_size=1, max_size=3) | st.just([])
 epochs = st.lists(records, max_size=12).map(lambda rows: [*rows, [9]])
 
 packs = st.sampled_from([None, None, *PACKS])
@@ -141,10 +140,9 @@ def test_a_finite_run_that_is_resumed_anywhere_elsewhere_ends_with_the_same_step
 ):
     first, digests = simulated(world, first_read)
     at = data.draw(st.sampled_from(sorted(first.states)))
-    saved = json.loads(json.dumps(first.states[at]))
-    state = MixState.from_json(saved, world["mix"].names, first.planner.fingerprint)
+    again = data.draw(st.integers(1, 20))
 
-    _, rest = simulated(world | elsewhere, data.draw(st.integers(1, 20)), state=state)
+    _, rest = simulated(world | elsewhere, again, state=saved_state(first, at))
 
     assert rest == digests[at:]
 

@@ -13,7 +13,19 @@ from omniload.mix.progress import weights_by_state
 from omniload.mix.state import MixState
 from tests.support.plane.simulation import Simulation
 
-__all__ = ["require_each_sample_once", "require_journal_folds", "state_behind", "taken_in"]
+__all__ = [
+    "require_each_sample_once",
+    "require_journal_folds",
+    "saved_state",
+    "state_behind",
+    "taken_in",
+]
+
+
+def saved_state(simulation: Simulation, step: int) -> MixState:
+    """Return the state before a step of a run without edits, as a checkpoint keeps it."""
+    content = json.loads(json.dumps(simulation.states[step]))
+    return MixState.from_json(content, simulation.mix.names, simulation.planner.fingerprint)
 
 
 def taken_in(simulation: Simulation, step: int, history: History) -> MixState:

@@ -16,6 +16,7 @@ from omniload.plan.costs import declared
 from tests.support.examples import few
 from tests.support.plane import simulation as simulated_plane
 from tests.support.plane.builders import a_mix
+from tests.support.plane.drawn_runs import epochs, worlds
 from tests.support.plane.reference import read_range, reference_digests
 from tests.support.plane.simulation import Simulation
 
@@ -96,22 +97,7 @@ def mixes(draw):
     return mix.model_copy(update={"batch": mix.batch.model_copy(update={"columns": tuple(OWN)})})
 
 
-records = st.lists(st.integers(1, 50), min_size=1, max_size=3) | st.just([])
-epochs = st.lists(records, max_size=8).map(lambda rows: [[9], *rows])
-worlds = st.fixed_dictionaries(
-    {
-        "num_loaders": st.integers(1, 3),
-        "num_constructors": st.integers(1, 4),
-        "seed": st.integers(0, 1 << 30),
-        "repeat_share": st.sampled_from([0.0, 0.3]),
-        "kills": st.sampled_from([0, 2, 5]),
-        "constructor_kills": st.sampled_from([0, 2]),
-        "planner_kills": st.sampled_from([0, 2, 5]),
-        "shadows": st.integers(0, 1),
-        "moves": st.sampled_from([0, 4]),
-        "short_reads": st.sampled_from([0.0, 0.5]),
-    }
-)
+short = worlds(kills=[0, 2, 5], planner_kills=[0, 2, 5], short_reads=[0.0, 0.5])
 
 
 def rows_dealt(run):
@@ -134,14 +120,14 @@ def pieces_of_step(run, step):
 
 
 @few(12, 150)
-@given(mixes(), st.lists(epochs, min_size=3, max_size=3), st.sampled_from([2, 4]), worlds, worlds)
+@given(mixes(), st.lists(epochs, min_size=3, max_size=3), st.sampled_from([2, 4]), short, short)
 def test_each_tag_stands_with_its_sample_and_kills_deal_no_row_otherwise(
     mix, lengths, dp, world, other
 ):
     lengths = lengths[: len(mix.names)]
-    steps = {"mix": mix, "epochs": lengths, "num_steps": STEPS, "dp": dp}
+    steps = {"mix": mix, "epochs": lengths, "num_steps": STEPS}
     with tagged() as cost:
-        run, elsewhere = Simulation(**steps, **world), Simulation(**steps, **other)
+        run, elsewhere = (Simulation(**steps, **at | {"dp": dp}) for at in (world, other))
         digests = run.run()
 
         assert elsewhere.run() == digests
@@ -161,15 +147,15 @@ weights = st.builds(
     st.lists(epochs, min_size=3, max_size=3),
     st.lists(st.tuples(st.sampled_from([2, 4]), st.booleans()), max_size=3),
     st.lists(weights, max_size=2),
-    worlds,
+    short,
 )
 def test_ranks_that_change_and_plans_that_are_taken_back_find_the_tags_of_their_steps(
     mix, lengths, resizes, changes, world
 ):
     lengths = lengths[: len(mix.names)]
-    asked = {"resizes": resizes, "changes": changes, **world}
+    asked = {**world, "resizes": resizes, "changes": changes, "dp": 2}
     with tagged() as cost:
-        run = Simulation(mix=mix, epochs=lengths, num_steps=STEPS, dp=2, **asked)
+        run = Simulation(mix=mix, epochs=lengths, num_steps=STEPS, **asked)
         digests = run.run()
 
     assert digests == reference_digests(run.history, lengths, num_steps=STEPS)
