@@ -5,7 +5,7 @@ that enough was drawn. It depends neither on how a run is cut into steps, nor on
 on how many samples happen to be known ahead.
 
 Shape suffixes:
-    S  sources        U  units of a source        N  draws, in order        C  candidates
+    S  sources        A  pieces of a source that may be drawn        N  draws, in order        C  candidates
 """
 
 from collections.abc import Sequence
@@ -40,29 +40,26 @@ class Starved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """The units of a source from its cursor on, as far as they are known. A unit is what one draw takes.
+    """The pieces of a source from its cursor on, as far as they are known; a draw takes one of them."""
 
-    A unit is a sample, or the part of a long one that fits a row.
-    """
-
-    lengths_U: NDArray[Any]
-    """Tokens of each unit."""
-    counted_U: NDArray[np.int64]
-    """What each unit counts for the weights, or for an amount."""
-    samples_U: NDArray[np.integer[Any]]
-    """Sample of each unit, as an index into ``positions_N``."""
+    lengths_A: NDArray[Any]
+    """Tokens of each piece."""
+    counted_A: NDArray[np.int64]
+    """What each piece counts for the weights, or for an amount."""
+    samples_A: NDArray[np.integer[Any]]
+    """Sample of each piece, as an index into ``positions_N``."""
     positions_N: NDArray[np.int64]
     """Raw position of each sample."""
     end: int
     """Raw position before which the first epoch ends, or the epochs of an amount."""
     is_whole: bool
-    """Whether every unit up to there is known, or all that is left of an amount."""
+    """Whether every piece up to there is known, or all that is left of an amount."""
 
     @property
     def left(self) -> int:
-        """Number of units before ``end``; looked up only when asked for, as there may be hundreds of sources."""
+        """Number of pieces before ``end``; looked up only when asked for, as there may be hundreds of sources."""
         samples = np.searchsorted(self.positions_N, self.end)
-        return int(np.searchsorted(self.samples_U, samples))
+        return int(np.searchsorted(self.samples_A, samples))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +89,10 @@ def draw_step(
 
     Returns:
         The draw; or the source that needs more known samples, because it is due or because it is
-        still unknown whether its last unit was drawn.
+        still unknown whether its last piece was drawn.
     """
-    lengths = [known.lengths_U for known in known_S]
-    counted = [known.counted_U for known in known_S]
+    lengths = [known.lengths_A for known in known_S]
+    counted = [known.counted_A for known in known_S]
     sizes = sizes_of(mix, lengths)
     is_by_token, goes_on = mix.mix.level == "token", mix.mix.stop in GOES_ON
     # Only a source that is known to its end; any other may be drawn up because its loader is behind.
@@ -112,14 +109,14 @@ def draw_step(
     counts = drawn.counts_S.tolist()
     ending_S = _ending(mix, state, weights_S)
     for s in ending_S:
-        # It is unknown yet whether that was its last unit, and the end must not depend on how far loaders have read.
+        # It is unknown yet whether that was its last piece, and the end must not depend on how far loaders have read.
         if counts[s] == len(lengths[s]) and not known_S[s].is_whole:
             return Starved(s, drawn.starved)
     if goes_on:
         return _unless_starved(drawn, is_last=_size_of(sizes, counts) < budget)
     if mix.mix.stop == "all_exhausted" and drawn.starved is not None:
         return Starved(drawn.starved)
-    # Sources whose last unit is drawn in this step, or was drawn before: then nothing is left of them.
+    # Sources whose last piece is drawn in this step, or was drawn before: then nothing is left of them.
     over = [s for s in ending_S if counts[s] >= known_S[s].left]
     if len(over) < (1 if mix.mix.stop == "first_exhausted" else len(ending_S)):
         return _unless_starved(drawn, is_last=False)
@@ -154,7 +151,7 @@ def _ending(mix: MixConfig, state: MixState, weights_S: Sequence[int]) -> list[i
 
 
 def _place_of_last(drawn: Drawn, source: int, left: int) -> int:
-    """Return which draw takes the last of the ``left`` units of a source; -1 if an earlier step did."""
+    """Return which draw takes the last of the ``left`` pieces of a source; -1 if an earlier step did."""
     return int(np.flatnonzero(drawn.sources_N == source)[left - 1]) if left else -1
 
 

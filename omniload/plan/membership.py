@@ -5,7 +5,7 @@ sample lengths for the positions ahead of every cursor.
 
 Shape suffixes:
     S  sources        N  samples of a source that are known ahead
-    U  units drawn    P  pieces        R  rows
+    P  pieces        R  rows
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,10 +20,10 @@ from omniload.mix.pieces import PieceTable
 from omniload.mix.samples import SampleTable
 from omniload.mix.schedule import GOES_ON, amounts_S, draw_weights_at
 from omniload.mix.state import MixState
+from omniload.plan.drawable import Drawable, drawable_of, first_refused, pieces_of, places_of
 from omniload.plan.drawing import Known, Starved, draw_step
 from omniload.plan.packing import packed
 from omniload.plan.rows.by_source import room_of
-from omniload.plan.units import Units, first_refused, pieces_of, places_of, units_of_sources
 
 __all__ = ["Exhausted", "Membership", "Starved", "budget_of", "lost_of", "membership_of"]
 
@@ -79,13 +79,13 @@ def membership_of(
     # Loaders may have read past the end; with `all_exhausted` that is drawn, as sources repeat until the last ends.
     if mix.mix.stop in ("first_exhausted", *GOES_ON):
         ahead = [_before(table, end) for table, end in zip(ahead, ends_S, strict=True)]
-    units = units_of_sources(mix, state, ahead)
-    known_S = _known(mix, state, units, ends_S)
+    drawable_S = drawable_of(mix, state, ahead)
+    known_S = _known(mix, state, drawable_S, ends_S)
     found = draw_step(mix, state, weights_S, known_S, budget_of(mix, state))
     if isinstance(found, Starved):
         return found
     drawn = found.drawn
-    fresh = pieces_of(ahead, units, drawn, places_of(drawn))
+    fresh = pieces_of(ahead, drawable_S, drawn, places_of(drawn))
     _require_none_refused(mix, fresh, state.step)
     # Pieces that still wait for a row get a step of their own.
     if found.is_last and not len(fresh) and not len(state.carried):
@@ -94,9 +94,10 @@ def membership_of(
     pieces, row_offsets, carried = packed(mix, state.carried, fresh, is_last=found.is_last)
     counts = drawn.counts_S.tolist()
     cursors = [
-        u.cursor_after(n) or c for u, n, c in zip(units, counts, state.cursors_S, strict=True)
+        each.cursor_after(n) or c
+        for each, n, c in zip(drawable_S, counts, state.cursors_S, strict=True)
     ]
-    finished = [u.finished_by(n) for u, n in zip(units, counts, strict=True)]
+    finished = [each.finished_by(n) for each, n in zip(drawable_S, counts, strict=True)]
     for s in _ended(mix, known_S, counts):
         # The cursor tells that a source has ended, and records without samples may follow its last sample.
         if ends_S[s] != _NO_END:
@@ -106,7 +107,7 @@ def membership_of(
         row_offsets=row_offsets,
         finished_S=np.asarray(finished, np.int64),
         served_S=drawn.served_S,
-        lost_S=lost_of(mix, units, [(s, 0, stop) for s, stop in enumerate(finished)]),
+        lost_S=lost_of(mix, drawable_S, [(s, 0, stop) for s, stop in enumerate(finished)]),
         after=state.after(
             cursors_S=cursors, served_S=drawn.served_S, weights_S=weights_S, carried=carried
         ),
@@ -128,7 +129,7 @@ def _require_none_refused(mix: MixConfig, fresh: PieceTable, step: int) -> None:
 
 
 def budget_of(mix: MixConfig, state: MixState) -> int:
-    """Return what a step draws, as ``draw_step`` counts it: tokens, or rows where each unit has one to itself."""
+    """Return what a step draws, as ``draw_step`` counts it: tokens, or rows where each piece has one to itself."""
     if mix.pack.method == "none":
         return mix.rows_per_step
     # Less what is carried: with the same budget for every step, pieces that wait would become more with each.
@@ -150,13 +151,15 @@ def _ends(mix: MixConfig, epochs_S: Sequence[int] | None) -> Sequence[int]:
 
 
 def _known(
-    mix: MixConfig, state: MixState, units_S: Sequence[Units], ends_S: Sequence[int]
+    mix: MixConfig, state: MixState, drawable_S: Sequence[Drawable], ends_S: Sequence[int]
 ) -> list[Known]:
     """Return what is known of each source, counted as weights or amounts count it."""
     if (amounts := mix.mix.amounts) is None:
-        return [u.known(end, mix.mix.counted) for u, end in zip(units_S, ends_S, strict=True)]
+        return [
+            each.known(end, mix.mix.counted) for each, end in zip(drawable_S, ends_S, strict=True)
+        ]
     return [
-        units_S[s].known_of(amounts.get(name), state.cursors_S[s], state.drawn_S[s], ends_S[s])
+        drawable_S[s].known_of(amounts.get(name), state.cursors_S[s], state.drawn_S[s], ends_S[s])
         for s, name in enumerate(mix.names)
     ]
 
@@ -181,19 +184,19 @@ def _before(table: SampleTable, end: int) -> SampleTable:
 
 
 def lost_of(
-    mix: MixConfig, units_S: Sequence[Units], used: Iterable[tuple[int, int, int]]
+    mix: MixConfig, drawable_S: Sequence[Drawable], used: Iterable[tuple[int, int, int]]
 ) -> NDArray[np.int64]:
     """Return the tokens that each source loses to the policy for overlong documents, ``[S]``.
 
     Args:
         mix: The declared mix; a source that splits such documents loses nothing.
-        units_S: The units of each source.
+        drawable_S: What may be drawn of each source.
         used: Sources, and which of their samples are used up: from, to before.
     """
-    lost_S = np.zeros(len(units_S), np.int64)
+    lost_S = np.zeros(len(drawable_S), np.int64)
     overlong_S = mix.overlong_S
     # Mostly nothing is lost, and there may be hundreds of sources.
     for s, first, stop in used:
         if overlong_S[s] != "split":
-            lost_S[s] = units_S[s].lost_N(first, stop).sum()
+            lost_S[s] = drawable_S[s].lost_N(first, stop).sum()
     return lost_S

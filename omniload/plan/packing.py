@@ -178,7 +178,7 @@ def packed(
             pool.lengths_P, num_first=len(carried), num_rows=num_rows, capacity=capacity
         )
     elif mix.pack.method == "none":
-        # A step draws as many units as it has rows: nothing is carried, and each has its own.
+        # A step draws as many pieces as it has rows: nothing is carried, and each has its own.
         rows_P = np.arange(len(pool), dtype=np.int32)
     else:
         piece, starts, stops, rows = fill_in_order(

@@ -26,6 +26,7 @@ from omniload.mix.pieces import PieceTable
 from omniload.mix.samples import SampleTable
 from omniload.mix.schedule import steps_alike, weights_at
 from omniload.mix.state import Cursor, MixState
+from omniload.plan.drawable import Drawable, drawable_of, first_refused, pieces_of, places_of
 from omniload.plan.membership import (
     Exhausted,
     Membership,
@@ -36,7 +37,6 @@ from omniload.plan.membership import (
 )
 from omniload.plan.packing import packed
 from omniload.plan.rows.by_source import room_of, sizes_of
-from omniload.plan.units import Units, first_refused, pieces_of, places_of, units_of_sources
 
 __all__ = ["steps_together", "window_of"]
 
@@ -126,7 +126,7 @@ class _Pass:
 
     mix: MixConfig
     weights_S: Sequence[int]
-    units_S: Sequence[Units]
+    drawable_S: Sequence[Drawable]
     fresh: PieceTable
     """All pieces drawn, in order."""
     served_P: NDArray[np.int64]
@@ -148,12 +148,12 @@ class _Pass:
     ) -> "_Pass":
         """Draw enough for ``most`` steps, or what is known."""
         weights_S = integer_weights(weights_at(mix.mix.stages, mix.names, state.step))
-        units_S = units_of_sources(mix, state, ahead)
-        lengths = [units.stops_U - units.starts_U for units in units_S]
+        drawable_S = drawable_of(mix, state, ahead)
+        lengths = [each.stops_A - each.starts_A for each in drawable_S]
         by_sample, unpacked = mix.mix.counted == "sample", mix.pack.method == "none"
-        counted = [units.first_U.astype(np.int64) for units in units_S] if by_sample else lengths
+        counted = [each.first_A.astype(np.int64) for each in drawable_S] if by_sample else lengths
         sizes = sizes_of(mix, lengths)
-        # Each step draws what the one before packed; the last unit may go over by a row.
+        # Each step draws what the one before packed; the last piece may go over by a row.
         later = (most - 1) * mix.rows_per_step * (1 if unpacked else mix.pack.length)
         over = 0 if unpacked else mix.pack.length
         drawn = draw(
@@ -165,18 +165,18 @@ class _Pass:
         )
         # Starved or not: steps are taken as far as they are whole, and the first that is not is asked for by itself.
         places_P = places_of(drawn)
-        fresh = pieces_of(ahead, units_S, drawn, places_P)
+        fresh = pieces_of(ahead, drawable_S, drawn, places_P)
         lengths_P = fresh.lengths_P
         # The tokens of a sample that continues in another piece are still needed.
-        counted_S = list(zip(units_S, drawn.counts_S.tolist(), strict=True))
-        is_end_P = np.concatenate([units.ends(n) for units, n in counted_S])[places_P]
-        samples_P = np.concatenate([units.samples_U[:n] for units, n in counted_S])[places_P]
+        counted_S = list(zip(drawable_S, drawn.counts_S.tolist(), strict=True))
+        is_end_P = np.concatenate([each.ends(n) for each, n in counted_S])[places_P]
+        samples_P = np.concatenate([each.samples_A[:n] for each, n in counted_S])[places_P]
         tokens_P = np.where(is_end_P, 0, fresh.stops_P)
         cursors = (fresh.positions_P, fresh.subs_P + is_end_P, tokens_P)
         return cls(
             mix=mix,
             weights_S=weights_S,
-            units_S=units_S,
+            drawable_S=drawable_S,
             fresh=fresh,
             served_P=(fresh.starts_P == 0).astype(np.int64) if by_sample else lengths_P,
             ends_P=np.arange(1, len(fresh) + 1)
@@ -185,7 +185,7 @@ class _Pass:
             sources_P=fresh.sources_P.tolist(),
             cursors_P=list(zip(*(column.tolist() for column in cursors), strict=True)),
             finished_P=(samples_P + is_end_P).tolist(),
-            finished_S=[0] * len(units_S),
+            finished_S=[0] * len(drawable_S),
         )
 
     def end_of_step(self, begin: int, budget: int) -> int | None:
@@ -193,7 +193,7 @@ class _Pass:
         # The carried pieces fill the step by themselves.
         if budget <= 0:
             return begin
-        # The unit that reaches the budget is the step's last, as where a draw of its own ends.
+        # The piece that reaches the budget is the step's last, as where a draw of its own ends.
         target = budget + (int(self.ends_P[begin - 1]) if begin else 0)
         end = int(self.ends_P.searchsorted(target)) + 1
         return end if end <= len(self.fresh) else None
@@ -201,8 +201,8 @@ class _Pass:
     def step(self, state: MixState, fresh: PieceTable, begin: int) -> Membership:
         """Return the step of the pieces ``fresh``, which lie from ``begin`` on, and those carried."""
         end = begin + len(fresh)
-        served_S = _sums_by(fresh.sources_P, self.served_P[begin:end], len(self.units_S))
-        cursors, finished = list(state.cursors_S), [0] * len(self.units_S)
+        served_S = _sums_by(fresh.sources_P, self.served_P[begin:end], len(self.drawable_S))
+        cursors, finished = list(state.cursors_S), [0] * len(self.drawable_S)
         used = []
         # The last piece of each source; sources that were not drawn from cost nothing.
         for s, at in dict(zip(self.sources_P[begin:end], range(begin, end), strict=True)).items():
@@ -217,7 +217,7 @@ class _Pass:
             row_offsets=row_offsets,
             finished_S=np.asarray(finished, np.int64),
             served_S=served_S,
-            lost_S=lost_of(self.mix, self.units_S, used),
+            lost_S=lost_of(self.mix, self.drawable_S, used),
             after=state.after(
                 cursors_S=cursors, served_S=served_S, weights_S=self.weights_S, carried=carried
             ),

@@ -47,7 +47,7 @@ def room_of(
 
 
 def sizes_of(mix: MixConfig, lengths_S: list[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Return what the units of each source take of what a step draws: tokens of rows, or rows without packing.
+    """Return what the pieces of each source take of what a step draws: tokens of rows, or rows without packing.
 
     The same list where that is their lengths.
     """

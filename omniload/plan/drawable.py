@@ -1,8 +1,8 @@
-"""Units that a mix draws: the samples of each source, cut to at most a row each.
+"""What a mix may draw: the samples of each source, cut into pieces of at most a row.
 
 Shape suffixes:
     S  sources        N  samples of a source that are known ahead
-    U  units of a source        P  pieces
+    A  pieces of a source that may be drawn        P  drawn pieces
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from omniload.mix.schema.records import Overlong
 from omniload.mix.state import Cursor, MixState
 from omniload.plan.drawing import Known
 
-__all__ = ["Units", "first_refused", "pieces_of", "places_of", "units_of_sources"]
+__all__ = ["Drawable", "drawable_of", "first_refused", "pieces_of", "places_of"]
 
 _COUNTING, _ZEROS, _TRUE = np.arange(1 << 14), np.zeros(1 << 14, np.int64), np.ones(1 << 14, bool)
 for _column in (_COUNTING, _ZEROS, _TRUE):
@@ -29,8 +29,8 @@ for _column in (_COUNTING, _ZEROS, _TRUE):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Units:
-    """Units of one source: its samples, cut to at most a row each.
+class Drawable:
+    """What may be drawn of one source: its samples, cut into pieces of at most a row.
 
     Drawing a long document row by row, and not at once, keeps a source within a row of
     its share and keeps one document from filling whole steps.
@@ -39,20 +39,20 @@ class Units:
     table: SampleTable
     kept_N: NDArray[np.int64]
     """Tokens of each sample that the policy for overlong documents keeps."""
-    samples_U: NDArray[np.int64]
-    """Sample of each unit."""
-    starts_U: NDArray[np.int64]
-    stops_U: NDArray[np.int64]
-    first_U: NDArray[np.bool_]
-    """Whether the unit is the first of its sample."""
+    samples_A: NDArray[np.int64]
+    """Sample of each piece."""
+    starts_A: NDArray[np.int64]
+    stops_A: NDArray[np.int64]
+    first_A: NDArray[np.bool_]
+    """Whether the piece is the first of its sample."""
 
     def known(self, end: int, level: Literal["token", "sample"]) -> Known:
         """Return what is known of the source, whose first epoch ends before position ``end``."""
-        lengths_U = self.stops_U - self.starts_U
+        lengths_A = self.stops_A - self.starts_A
         return Known(
-            lengths_U=lengths_U,
-            counted_U=lengths_U if level == "token" else self.first_U.astype(np.int64),
-            samples_U=self.samples_U,
+            lengths_A=lengths_A,
+            counted_A=lengths_A if level == "token" else self.first_A.astype(np.int64),
+            samples_A=self.samples_A,
             positions_N=self.table.positions_N,
             end=end,
             is_whole=self.table.stop >= end,
@@ -71,37 +71,37 @@ class Units:
             return replace(self._first(self.known(end, "sample"), 0), is_whole=True)
         known = self.known(end, "token" if amount.kind == "tokens" else "sample")
         if amount.kind == "epochs":
-            return replace(known, counted_U=self._records_U(cursor))
+            return replace(known, counted_A=self._records_A(cursor))
         left = amount.units(0) - drawn
-        reached_U = np.cumsum(known.counted_U)
+        reached_A = np.cumsum(known.counted_A)
         if amount.kind == "tokens":
-            # The unit that reaches the amount is its last.
-            count = int(np.searchsorted(reached_U, left)) + 1 if left > 0 else 0
+            # The piece that reaches the amount is its last.
+            count = int(np.searchsorted(reached_A, left)) + 1 if left > 0 else 0
         else:
-            # Samples count with their first unit: the others of the last sample still belong to the amount.
-            count = int(np.searchsorted(reached_U, left, side="right"))
-        have = int(reached_U[-1]) if len(reached_U) else 0
+            # Samples count with their first piece: the others of the last sample still belong to the amount.
+            count = int(np.searchsorted(reached_A, left, side="right"))
+        have = int(reached_A[-1]) if len(reached_A) else 0
         # The rest of a sample that was begun may be all that is left, and not be known yet.
-        is_begun = amount.kind == "samples" and cursor[2] > 0 and not len(reached_U)
+        is_begun = amount.kind == "samples" and cursor[2] > 0 and not len(reached_A)
         return replace(self._first(known, count), is_whole=have >= left and not is_begun)
 
     @staticmethod
     def _first(known: Known, count: int) -> Known:
-        """Return what is known of the first ``count`` units."""
+        """Return what is known of the first ``count`` pieces."""
         return replace(
             known,
-            lengths_U=known.lengths_U[:count],
-            counted_U=known.counted_U[:count],
-            samples_U=known.samples_U[:count],
+            lengths_A=known.lengths_A[:count],
+            counted_A=known.counted_A[:count],
+            samples_A=known.samples_A[:count],
         )
 
-    def _records_U(self, cursor: Cursor) -> NDArray[np.int64]:
-        """Return how many records each unit goes forward: those without a sample count with the next one."""
-        positions_U = self.table.positions_N[self.samples_U]
+    def _records_A(self, cursor: Cursor) -> NDArray[np.int64]:
+        """Return how many records each piece goes forward: those without a sample count with the next one."""
+        positions_A = self.table.positions_N[self.samples_A]
         position, sub, token = cursor
-        # A record that is begun was counted with the unit that began it.
+        # A record that is begun was counted with the piece that began it.
         before = position - 1 + (sub > 0 or token > 0)
-        return np.diff(positions_U, prepend=np.int64(before))
+        return np.diff(positions_A, prepend=np.int64(before))
 
     def lost_N(self, first: int, stop: int) -> NDArray[np.int64]:
         """Return the tokens of each of the samples ``first`` to ``stop`` that the policy does not keep."""
@@ -109,29 +109,29 @@ class Units:
         return lost
 
     def ends(self, count: int) -> NDArray[np.bool_]:
-        """Return whether each of the first ``count`` units is the last of its sample."""
-        is_last: NDArray[np.bool_] = self.stops_U[:count] == self.kept_N[self.samples_U[:count]]
+        """Return whether each of the first ``count`` pieces is the last of its sample."""
+        is_last: NDArray[np.bool_] = self.stops_A[:count] == self.kept_N[self.samples_A[:count]]
         return is_last
 
     def finished_by(self, count: int) -> int:
-        """Return how many samples are used up once ``count`` units are drawn."""
+        """Return how many samples are used up once ``count`` pieces are drawn."""
         if count == 0:
             return 0
-        sample = int(self.samples_U[count - 1])
+        sample = int(self.samples_A[count - 1])
         # The tokens of a sample that continues in another step are still needed.
-        return sample + int(self.stops_U[count - 1] == self.kept_N[sample])
+        return sample + int(self.stops_A[count - 1] == self.kept_N[sample])
 
     def cursor_after(self, count: int) -> Cursor | None:
-        """Return the cursor once ``count`` units are drawn; ``None`` when that is none."""
+        """Return the cursor once ``count`` pieces are drawn; ``None`` when that is none."""
         if count == 0:
             return None
-        sample, stop = int(self.samples_U[count - 1]), int(self.stops_U[count - 1])
+        sample, stop = int(self.samples_A[count - 1]), int(self.stops_A[count - 1])
         position, sub = int(self.table.positions_N[sample]), int(self.table.subs_N[sample])
         return (position, sub + 1, 0) if stop == self.kept_N[sample] else (position, sub, stop)
 
 
-def _units_of(length: int, overlong: Overlong, cursor: Cursor, table: SampleTable) -> Units:
-    """Return the units of the samples in ``table``, from ``cursor`` on.
+def _cut(length: int, overlong: Overlong, cursor: Cursor, table: SampleTable) -> Drawable:
+    """Cut the samples in ``table`` into pieces, from ``cursor`` on.
 
     Args:
         length: Tokens of a row.
@@ -149,38 +149,38 @@ def _units_of(length: int, overlong: Overlong, cursor: Cursor, table: SampleTabl
     if cursor[2] == 0 and is_each_kept and kept_N.max(initial=1) <= length:
         # The usual case, and there may be hundreds of sources: what is the same for all of them is made once.
         is_few = count <= len(_COUNTING)
-        return Units(
+        return Drawable(
             table=table,
             kept_N=kept_N,
-            samples_U=_COUNTING[:count] if is_few else np.arange(count),
-            starts_U=_ZEROS[:count] if is_few else np.zeros(count, np.int64),
-            stops_U=kept_N,
-            first_U=_TRUE[:count] if is_few else np.ones(count, np.bool_),
+            samples_A=_COUNTING[:count] if is_few else np.arange(count),
+            starts_A=_ZEROS[:count] if is_few else np.zeros(count, np.int64),
+            stops_A=kept_N,
+            first_A=_TRUE[:count] if is_few else np.ones(count, np.bool_),
         )
     begins_N = np.zeros(count, np.int64)
     # If the cursor's record gives no sample, the table begins with a later one, which is drawn from its start.
     if len(table) and (int(table.positions_N[0]), int(table.subs_N[0])) == cursor[:2]:
         begins_N[0] = cursor[2]
-    # None for a sample that is dropped, of which nothing is kept: it gives no unit, and the next one passes over it.
+    # None for a sample that is dropped, of which nothing is kept: it gives no piece, and the next one passes over it.
     parts_N = -(-(kept_N - begins_N) // length)
-    samples_U = np.arange(count).repeat(parts_N)
+    samples_A = np.arange(count).repeat(parts_N)
     firsts_N = parts_N.cumsum() - parts_N
-    starts_U = begins_N[samples_U] + (np.arange(len(samples_U)) - firsts_N[samples_U]) * length
-    return Units(
+    starts_A = begins_N[samples_A] + (np.arange(len(samples_A)) - firsts_N[samples_A]) * length
+    return Drawable(
         table=table,
         kept_N=kept_N,
-        samples_U=samples_U,
-        starts_U=starts_U,
-        stops_U=np.minimum(starts_U + length, kept_N[samples_U]),
-        first_U=starts_U == 0,
+        samples_A=samples_A,
+        starts_A=starts_A,
+        stops_A=np.minimum(starts_A + length, kept_N[samples_A]),
+        first_A=starts_A == 0,
     )
 
 
-def units_of_sources(mix: MixConfig, state: MixState, ahead: Sequence[SampleTable]) -> list[Units]:
-    """Return the units of every source, of the samples that are known from its cursor on."""
+def drawable_of(mix: MixConfig, state: MixState, ahead: Sequence[SampleTable]) -> list[Drawable]:
+    """Return what may be drawn of every source, of the samples that are known from its cursor on."""
     length = mix.pack.length
     return [
-        _units_of(length, overlong, cursor, table)
+        _cut(length, overlong, cursor, table)
         for overlong, cursor, table in zip(mix.overlong_S, state.cursors_S, ahead, strict=True)
     ]
 
@@ -195,8 +195,8 @@ def first_refused(mix: MixConfig, pieces: PieceTable) -> list[int] | None:
 
 
 def places_of(drawn: Drawn) -> NDArray[np.int64]:
-    """Return the index of each drawn unit in the concatenation of all sources' units."""
-    # Units of one source come in its order: a stable sort by source lines both up.
+    """Return the index of each drawn piece in the concatenation of all sources' pieces."""
+    # Pieces of one source come in its order: a stable sort by source lines both up.
     places_P = np.empty(len(drawn.sources_N), np.int64)
     places_P[drawn.sources_N.argsort(kind="stable")] = np.arange(len(drawn.sources_N))
     return places_P
@@ -204,18 +204,18 @@ def places_of(drawn: Drawn) -> NDArray[np.int64]:
 
 def pieces_of(
     ahead: Sequence[SampleTable],
-    units: Sequence[Units],
+    drawable_S: Sequence[Drawable],
     drawn: Drawn,
     places_P: NDArray[np.int64],
 ) -> PieceTable:
-    """Return the drawn units, which lie at ``places_of``, as pieces, in drawing order."""
-    counted = list(zip(units, drawn.counts_S.tolist(), strict=True))
-    heads = [(t, u.samples_U[:n]) for t, (u, n) in zip(ahead, counted, strict=True)]
+    """Return the drawn pieces, which lie at ``places_of``, in drawing order."""
+    counted = list(zip(drawable_S, drawn.counts_S.tolist(), strict=True))
+    heads = [(t, u.samples_A[:n]) for t, (u, n) in zip(ahead, counted, strict=True)]
     columns_CP = np.empty((len(PIECE_COLUMNS), len(places_P)), np.int64)
     columns_CP[0] = np.arange(len(counted)).repeat(drawn.counts_S)
     columns_CP[1] = np.concatenate([t.positions_N[head] for t, head in heads])
     columns_CP[2] = np.concatenate([t.subs_N[head] for t, head in heads])
-    columns_CP[3] = np.concatenate([u.starts_U[:n] for u, n in counted])
-    columns_CP[4] = np.concatenate([u.stops_U[:n] for u, n in counted])
+    columns_CP[3] = np.concatenate([u.starts_A[:n] for u, n in counted])
+    columns_CP[4] = np.concatenate([u.stops_A[:n] for u, n in counted])
     columns_CP[5] = np.concatenate([t.lengths_N[head] for t, head in heads])
     return PieceTable(columns_CP).take(places_P)
