@@ -26,7 +26,7 @@ from omniload.machine.messages import (
 )
 from omniload.machine.planner import Planner
 from omniload.machine.plans.building import BuildSteps, FetchSlices, SlicesFetched
-from omniload.machine.scaling.leads import ReadTimes
+from omniload.machine.scaling.leads import ReadPace
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.plan.records import StepPlan
 from omniload.simulation.clock import Lane, Process, Then
@@ -242,7 +242,7 @@ class SimulatedPlanner:
     """End and bytes of each source's reports that may still be needed."""
     _unasked: dict[int, int] = field(default_factory=dict, init=False)
     """Number of reports heard from the ranks of each constructor, by its place, while it is not asked for more."""
-    _times: ReadTimes = field(default_factory=ReadTimes, init=False)
+    _times: ReadPace = field(default_factory=ReadPace, init=False)
     """Durations of reads, measured as in a run."""
 
     @property

@@ -24,7 +24,7 @@ from omniload.machine.messages import (
 )
 from omniload.machine.plans.fences import AskFences, NewEdition
 from omniload.machine.plans.unread import ReadFailed
-from omniload.machine.scaling.leads import ReadTimes
+from omniload.machine.scaling.leads import ReadPace
 from omniload.plan.records import StepPlan
 from omniload.plan.world import RanksServed
 
@@ -147,7 +147,7 @@ class LoaderLinks:
         """Reach the loader of a source by ``link_of``; the outcome of each read goes to ``on_report``."""
         self.of, self._on_report = link_of, on_report
         self._clock = clock or SystemClock()
-        self._times = ReadTimes()
+        self._times = ReadPace()
         self.taken_over: Future[None] = Future()
         """Future that ends with the next take-over that is told."""
 

@@ -19,7 +19,7 @@ from omniload.machine.scaling.measured import OVER
 from omniload.mix.edits.history import History
 from omniload.mix.state import MixState
 
-__all__ = ["Leads", "ReadTimes"]
+__all__ = ["Leads", "ReadPace"]
 
 _MOST_PLANS = 64
 """Longest lead, in plans; it is bounded because all known samples of a source are copied with each report."""
@@ -52,7 +52,7 @@ class _Reads:
 
 
 @dataclass(slots=True)
-class ReadTimes:
+class ReadPace:
     """Durations of the planner's reads in steps of the job; each source has one read at a time.
 
     A read lasts from the request to the answer, whatever happens in between: a loader may read other sources first.

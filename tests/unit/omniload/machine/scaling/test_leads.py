@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from omniload.machine.scaling.coming import Demand
-from omniload.machine.scaling.leads import Leads, ReadTimes
+from omniload.machine.scaling.leads import Leads, ReadPace
 from omniload.mix.edits.history import History
 from omniload.mix.state import MixState
 from tests.support.plane.builders import a_mix
@@ -102,7 +102,7 @@ def test_what_is_read_further_ahead_takes_the_room_that_other_sources_leave(own,
 
 
 def test_reads_are_counted_in_steps_of_the_job_but_for_quick_ones_and_before_its_pace_is_known():
-    times, now_s = ReadTimes(), 0.0
+    times, now_s = ReadPace(), 0.0
     assert times.steps_of(0, asked_s=0.0, now_s=1.0) == 0
     for step in range(1, 101):
         times.reach(step, now_s := 1.0 + step * 0.02)
@@ -114,7 +114,7 @@ def test_reads_are_counted_in_steps_of_the_job_but_for_quick_ones_and_before_its
 
 
 def test_a_source_that_is_read_all_the_time_is_not_read_further_ahead():
-    times = ReadTimes()
+    times = ReadPace()
     for step in range(400):
         times.reach(step, step * 0.02)
     now_s, found = 8.0, []
