@@ -18,6 +18,7 @@ from omniload.base.concurrency.time_limit import LimitedCalls
 from omniload.base.errors import IntegrityError
 from omniload.base.log import ONCE, get_logger
 from omniload.base.ragged import numbers_of
+from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.order import Order, Span
 from omniload.mix.schema.splits import TRAIN
 from omniload.source.block import Block, DecodedBlocks, UnitReader
@@ -70,15 +71,17 @@ class RecordSource(Source):
         digests: ShardDigests = _UNKNOWN,
     ) -> None:
         self.name = name
-        self.positions_per_epoch = order.positions_per_epoch
-        self.fingerprint = order.fingerprint
-        self.shards_digest, self.content_digest = digests.names, digests.contents
+        self.facts = SourceFacts(
+            positions_per_epoch=order.positions_per_epoch,
+            order_digest=order.fingerprint,
+            shards_digest=digests.names,
+            content_digest=digests.contents,
+            transforms_digest=pipeline.digest,
+            drawn_before_digest="" if rules.drawn_before is None else rules.drawn_before.digest,
+        )
         self.shards = digests.paths
-        self.transforms_digest = pipeline.digest
         self._order, self._format = order, record_format
         self._pipeline, self._rules = pipeline, rules
-        if rules.drawn_before is not None:
-            self.drawn_before_digest = rules.drawn_before.digest
         self._reader = UnitReader(
             read=record_format.read_unit,
             note=self._judge,

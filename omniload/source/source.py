@@ -16,32 +16,15 @@ class Source(Protocol):
 
     name: str
     """Name in the mix file."""
-    positions_per_epoch: int
-    """Number of records of the source."""
-    fingerprint: str
-    """Digest of everything that decides the order. Positions that were saved under another fingerprint are invalid."""
-    shards_digest: str
-    """Digest of the names and sizes of the shards that have records, in their order."""
-    content_digest: str
-    """Digest of the contents of those shards."""
-    transforms_digest: str
-    """Digest of the files that transforms read; empty if the transforms read no file."""
-    drawn_before_digest: str = ""
-    """Digest of the records that another loader has drawn already; empty if no record is left out for this reason."""
+    facts: SourceFacts
+    """Facts that the planner needs. Positions that were saved under another ``order_digest`` are invalid."""
     shards: tuple[str, ...]
     """Paths of the shards that have records, by shard number."""
 
     @property
-    def facts(self) -> SourceFacts:
-        """Return the facts about the source that the planner needs."""
-        return SourceFacts(
-            positions_per_epoch=self.positions_per_epoch,
-            order_digest=self.fingerprint,
-            shards_digest=self.shards_digest,
-            content_digest=self.content_digest,
-            transforms_digest=self.transforms_digest,
-            drawn_before_digest=self.drawn_before_digest,
-        )
+    def positions_per_epoch(self) -> int:
+        """Number of records of the source."""
+        return self.facts.positions_per_epoch
 
     def give_way(self) -> None:
         """Release decoded blocks if all sources hold too much (``BlockMemory.is_over``) and no disk takes the rest."""

@@ -99,11 +99,7 @@ class DividedSource(Source):
         ``shards`` counts what the other readers read from shards.
         """
         self.own, self._shards = own, shards
-        self.name, self.positions_per_epoch = own.name, own.positions_per_epoch
-        self.fingerprint, self.transforms_digest = own.fingerprint, own.transforms_digest
-        self.shards_digest, self.content_digest = own.shards_digest, own.content_digest
-        self.drawn_before_digest = own.drawn_before_digest
-        self.shards = own.shards
+        self.name, self.facts, self.shards = own.name, own.facts, own.shards
         self.so_far = ReadSoFar()
         self._start, self._clock = start, clock or SystemClock()
         self._wanted, self._at_once = readers, False

@@ -1,7 +1,6 @@
 """Samples, and the encoders that make them of text: documents, conversations, prompts with an answer, and pairs.
 
 All but documents have a mask of the answer. A pair has a prompt with its chosen, then with its rejected answer::
-prompt with the rejected one::
 
     tokens        p p p c c c | p p p r r
     loss_mask     0 0 0 1 1 1 | 0 0 0 1 1

@@ -333,11 +333,11 @@ def test_other_values_in_files_of_their_sizes_are_other_content(written, kind, t
         value = record[name]
         return record | {name: [v + 1 for v in value] if name == "weight" else value + 1}
 
-    before = written(**{name: None})().content_digest
+    before = written(**{name: None})().facts.content_digest
     times = {each: each.stat() for each in tmp_path.rglob("*") if each.is_file()}
     after = written(changed, **{name: None})
     for each, status in times.items():
         if each.exists():
             os.utime(each, ns=(status.st_atime_ns, status.st_mtime_ns))
 
-    assert after().content_digest != before
+    assert after().facts.content_digest != before

@@ -87,7 +87,7 @@ def test_other_bounds_of_the_same_tokens_are_other_content(shard, tmp_path):
 
     def content():
         source = open_source(SourceSpec("web", config, seed=1, tokenizer=None, base_dir=tmp_path))
-        return source.content_digest
+        return source.facts.content_digest
 
     before = content()
     patched(index, 34 + 12 * SEQUENCES + 8, "<q", 1)

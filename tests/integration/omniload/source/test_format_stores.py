@@ -120,7 +120,7 @@ def test_a_store_gives_what_a_folder_does_from_every_position_and_keeps_its_inde
 
     whole = samples(local.read(0, until))
 
-    assert (source.content_digest, source.facts) == (local.content_digest, local.facts)
+    assert source.facts == local.facts
     assert samples(source.read(0, until)) == whole
     # Up to the end of the first records of each, and some way into the next epoch: a full read at each place would be
     # long.
@@ -188,7 +188,7 @@ def test_a_shard_that_was_replaced_by_one_of_its_size_is_read_anew_whatever_inde
 
     after = stored.opened(config, kind.tokenizer, cache_dir=kept)
 
-    assert after.content_digest != before.content_digest
+    assert after.facts.content_digest != before.facts.content_digest
     assert samples(after.read(0, N)) == samples(locally(folder, config, kind).read(0, N)) != was
 
 

@@ -99,7 +99,7 @@ class Shards:
     def read(self, cache=None, where=None):
         source = self.source(where or self.url, cache)
         tokens = source.read(0, 2 * source.positions_per_epoch).tokens
-        return tokens.values_V.tobytes(), tokens.offsets.tobytes(), source.content_digest
+        return tokens.values_V.tobytes(), tokens.offsets.tobytes(), source.facts.content_digest
 
 
 def of_shards(asked):

@@ -172,9 +172,9 @@ def test_another_version_is_another_content(root):
     after = opened(root.parent)
 
     assert after.positions_per_epoch == before.positions_per_epoch
-    assert after.shards_digest != before.shards_digest
-    assert after.content_digest != before.content_digest
-    assert opened(root.parent, version=1).content_digest == before.content_digest
+    assert after.facts.shards_digest != before.facts.shards_digest
+    assert after.facts.content_digest != before.facts.content_digest
+    assert opened(root.parent, version=1).facts.content_digest == before.facts.content_digest
 
 
 def test_what_is_committed_meanwhile_does_not_touch_a_source_that_is_open(root):
@@ -216,7 +216,7 @@ def test_a_version_of_the_same_data_is_the_same_to_a_run(root):
 
 def test_versions_are_named_as_a_run_begins_and_found_again_by_their_shards(root):
     config, folder = a_config(), root.parent
-    digest = opened(folder).shards_digest
+    digest = opened(folder).facts.shards_digest
     named = at_versions("web", config, base_dir=folder)
     lance.dataset(root).insert(a_table(N, 10))
 

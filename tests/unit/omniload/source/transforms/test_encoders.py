@@ -359,7 +359,7 @@ def test_a_sandbox_that_templates_get_out_of_runs_none(models, monkeypatch, foun
 
 def test_another_template_is_another_digest(models):
     digests = {
-        a_source(models / style, conversations(1)).transforms_digest
+        a_source(models / style, conversations(1)).facts.transforms_digest
         for style in ("plain", "marked")
     }
 
