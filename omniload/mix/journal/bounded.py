@@ -9,13 +9,21 @@ from typing import BinaryIO
 
 from omniload.base.log import get_logger
 
-__all__ = ["BoundedLog", "LinesSince", "last_told", "logs_of_ranks", "opened_logs", "take_from"]
+__all__ = [
+    "BoundedLog",
+    "LinesSince",
+    "last_lines",
+    "last_told",
+    "logs_of_ranks",
+    "opened_logs",
+    "take_from",
+]
 
 _LOG = get_logger(__name__)
 _MOST_BYTES = 32 << 20
 """Largest size of one file; the previous file is kept as well."""
 _TAIL_BYTES = 1 << 20
-"""Size of the end of each file in which its last line is searched."""
+"""Size of the end of each file in which its last lines are searched."""
 _STEP = re.compile(rb'\{"step":([0-9]{1,18}),(?:"at":([0-9]{1,12}(?:\.[0-9]+)?),)?')
 
 
@@ -105,12 +113,24 @@ def last_told(folder: Path, since_s: float) -> int | None:
     steps = list[int]()
     for _, file in opened_logs(folder):
         held = os.fstat(file.fileno())
-        file.seek(max(0, held.st_size - _TAIL_BYTES))
-        *_, last = [None, *(_STEP.match(line) for line in file if line.endswith(b"\n"))]
+        *_, last = [None, *map(_STEP.match, last_lines(file)[0])]
         # Without a time in the line, the file's own time is used, which goes back with its host's clock.
         if last is not None and float(last[2] or held.st_mtime) >= since_s:
             steps.append(int(last[1]))
     return max(steps, default=None)
+
+
+def last_lines(file: BinaryIO, room: int = _TAIL_BYTES) -> tuple[list[bytes], int]:
+    """Return the last whole lines of a file that fit into ``room`` bytes, and the number of bytes left."""
+    size = file.seek(0, os.SEEK_END)
+    start = max(0, size - room)
+    # From one byte before: if that byte is a newline, the first line is whole.
+    file.seek(max(0, start - 1))
+    latest = file.read(size - max(0, start - 1))
+    if start:
+        latest = latest[latest.find(b"\n") + 1 :]
+    lines = [line for line in latest.splitlines(keepends=True) if line.endswith(b"\n")]
+    return lines, room - min(size, room)
 
 
 class LinesSince:

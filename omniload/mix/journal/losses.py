@@ -14,12 +14,11 @@ The losses are figures, not state: nothing is resumed from them, and a line that
 warning. A line torn by a kill stays a line of its own.
 """
 
-import os
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -28,7 +27,13 @@ from numpy.typing import NDArray
 from omniload.base.clock import TimeOfDay
 from omniload.base.errors import system_refusals
 from omniload.base.log import get_logger
-from omniload.mix.journal.bounded import BoundedLog, LinesSince, opened_logs, take_from
+from omniload.mix.journal.bounded import (
+    BoundedLog,
+    LinesSince,
+    last_lines,
+    opened_logs,
+    take_from,
+)
 
 __all__ = [
     "LossLog",
@@ -50,8 +55,6 @@ PieceKey = tuple[str, int, int, int]
 _OVER = ("document", "row", "rows", "source")
 _WHOLE_STEP = (-1, 0, 0)
 """Position, sub and first token of a report on a source in the whole step."""
-_TAIL_BYTES = 1 << 20
-"""Size of the end of each rank's file in which the latest step is searched."""
 
 
 class PieceLoss(NamedTuple):
@@ -220,7 +223,7 @@ def latest_losses(run_dir: Path) -> tuple[int, StepLosses] | None:
     tails: list[tuple[Path, list[bytes]]] = []
     latest = (0.0, -1)
     for path, file in opened_logs(run_dir / "losses"):
-        lines = list(_ending(file))
+        lines, _ = last_lines(file)
         tails.append((path, lines))
         if lines:
             # By time, not by step, because a run that went back continues at an earlier step.
@@ -232,15 +235,6 @@ def latest_losses(run_dir: Path) -> tuple[int, StepLosses] | None:
     step = latest[1]
     found = _step_of(((path, line) for path, lines in tails for line in lines), step)
     return (step, found) if found else None
-
-
-def _ending(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the whole lines in the last MiB of a file."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - _TAIL_BYTES))
-    if size > _TAIL_BYTES:
-        file.readline()  # its beginning is missing
-    yield from (line for line in file if line.endswith(b"\n"))
 
 
 def _step_of(lines: Iterable[tuple[Path, bytes]], step: int) -> StepLosses:

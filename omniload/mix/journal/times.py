@@ -14,12 +14,10 @@ Shape suffixes:
     M  measurements
 """
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import orjson
@@ -29,7 +27,7 @@ from omniload.base.clock import TimeOfDay
 from omniload.base.errors import ConfigError, system_refusals
 from omniload.base.log import get_logger
 from omniload.base.state import whole_number
-from omniload.mix.journal.bounded import BoundedLog, logs_of_ranks, opened_logs
+from omniload.mix.journal.bounded import BoundedLog, last_lines, logs_of_ranks, opened_logs
 
 __all__ = ["NO_TIMES", "MeasuredTimes", "TimeLog", "require_seconds", "times_since"]
 
@@ -118,10 +116,10 @@ def times_since(run_dir: Path, first: int, began_s: float = 0.0) -> MeasuredTime
     for path, file in opened_logs(folder, chosen):
         # The newer file of a rank comes first, and the older file gets the rest of the room.
         name = path.name.removesuffix(".1")
-        latest, room[name] = _latest(file, room[name])
-        for line in latest.splitlines(keepends=True):
+        lines, room[name] = last_lines(file, room[name])
+        for line in lines:
             step = _STEP.match(line)
-            if step is None or int(step[1]) < first or not line.endswith(b"\n"):
+            if step is None or int(step[1]) < first:
                 continue
             try:
                 measured, at_s = _time_in(line)
@@ -146,18 +144,6 @@ def _measured(found: Sequence[tuple[int, int, int, float]]) -> MeasuredTimes:
 
 NO_TIMES = _measured(())
 """Times of a run whose ranks report none."""
-
-
-def _latest(file: BinaryIO, room: int) -> tuple[bytes, int]:
-    """Return the last whole lines of a file that fit into ``room`` bytes, and the number of bytes left."""
-    size = file.seek(0, os.SEEK_END)
-    start = max(0, size - room)
-    # From one byte before: if that byte is a newline, the first line is whole.
-    file.seek(max(0, start - 1))
-    latest = file.read(size - max(0, start - 1))
-    if start:
-        latest = latest[latest.find(b"\n") + 1 :]
-    return latest, room - min(size, room)
 
 
 def _time_in(line: bytes) -> tuple[tuple[int, int, float], float]:

@@ -1,6 +1,7 @@
 """Losses in the run's folder: the later report counts, and there is a limit to how much is kept."""
 
 import math
+from functools import partial
 
 import numpy as np
 import orjson
@@ -223,7 +224,8 @@ def test_the_step_that_was_last_reported_of_is_found_at_the_ends_of_the_files(
     step, found = latest_losses(tmp_path)
     assert (step, found.by_source()["code"].mean) == (2, 0.5)
     whole = (tmp_path / "losses" / "rank-0.jsonl").read_bytes()
-    monkeypatch.setattr(losses, "_TAIL_BYTES", len(whole.splitlines()[-1]) + 9)
+    room = len(whole.splitlines()[-1]) + 9
+    monkeypatch.setattr(losses, "last_lines", partial(bounded.last_lines, room=room))
     assert latest_losses(tmp_path) == (2, found)
     monkeypatch.undo()
 
