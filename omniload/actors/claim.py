@@ -7,7 +7,6 @@ waits for ranks that another one serves.
 import hashlib
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import StateError, UnavailableError, system_refusals
 from omniload.base.linux.file_lock import FileLock, is_held_here, is_locked
+from omniload.base.linux.socket_peer import peer_of
 from omniload.base.log import get_logger
 
 __all__ = ["LOCK_NAME", "claim", "launch_of"]
@@ -24,7 +24,6 @@ LOCK_NAME = ".plane.lock"
 """File in the run's folder. The file stays; the lock on it is the claim."""
 _MOST_ASKING = 4096
 """Most processes that can learn who holds a name; the kernel keeps each connection as long as the holder lives."""
-_CREDENTIALS = struct.Struct("3i")
 _MOMENT_S, _TRIES = 0.01, 100
 _CHANGED_S = 60.0
 """Longest wait for a command that changes the mix of a stopped run; it may have to list a source."""
@@ -139,10 +138,8 @@ def _holder(name: str) -> tuple[int, int] | None:
         asking.setblocking(False)
         try:
             asking.connect(name)
-            raw = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            return peer_of(asking)
         except ConnectionRefusedError:
             return None
         except OSError:
             return -1, -1
-    pid, uid, _ = _CREDENTIALS.unpack(raw)
-    return pid, uid

@@ -28,9 +28,10 @@ from typing import Any, Self
 
 import orjson
 
-from fusefs.bridge.process.sockets import address_of, credentials_of, peer_name
+from fusefs.bridge.process.sockets import address_of, peer_name
 from fusefs.bridge.process.unmount_notice import UnmountClient
 from omniload.base.errors import OmniloadError, StateError
+from omniload.base.linux.socket_peer import peer_of
 from omniload.base.log import get_logger
 
 __all__ = [
@@ -229,7 +230,7 @@ def _await_ready(peer: socket.socket) -> None:
 
 
 def _is_ours(peer: socket.socket) -> bool:
-    return credentials_of(peer)[1] in {0, os.getuid()}
+    return peer_of(peer)[1] in {0, os.getuid()}
 
 
 def _send_refusal(peer: socket.socket, message: str) -> None:

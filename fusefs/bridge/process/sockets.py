@@ -7,12 +7,12 @@ answering process is trusted only if the kernel says that it belongs to the expe
 import hashlib
 import os
 import socket
-import struct
 from pathlib import Path
 
-__all__ = ["address_of", "credentials_of", "is_taken", "peer_name"]
+from omniload.base.linux.socket_peer import peer_of
 
-_PEER = struct.Struct("3i")
+__all__ = ["address_of", "is_taken", "peer_name"]
+
 _NAMES = Path("/proc/net/unix")
 
 
@@ -29,15 +29,9 @@ def address_of(kind: str, target: str, uid: int) -> bytes:
     return f"\0omniload-{kind}-{uid}-{place}".encode()
 
 
-def credentials_of(peer: socket.socket) -> tuple[int, int]:
-    """Return process and user at the other end of a connection, at the time of its start."""
-    pid, uid, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return pid, uid
-
-
 def peer_name(peer: socket.socket) -> str:
     """Return a description of the process at the other end of a connection."""
-    pid, uid = credentials_of(peer)
+    pid, uid = peer_of(peer)
     return f"process {pid} of user {uid}"
 
 

@@ -24,10 +24,11 @@ from typing import Any
 import orjson
 
 from fusefs.bridge.process import launch
-from fusefs.bridge.process.sockets import address_of, credentials_of, is_taken, peer_name
+from fusefs.bridge.process.sockets import address_of, is_taken, peer_name
 from fusefs.bridge.process.tuning import holders_of_mount
 from omniload.base.errors import IntegrityError, StateError, UnavailableError
 from omniload.base.linux.mount_table import fuse_mount_at, mount_point
+from omniload.base.linux.socket_peer import peer_of
 from omniload.base.log import get_logger
 from omniload.base.units import counted
 
@@ -128,7 +129,7 @@ class UnmountNotifier:
             # A peer that does not read must not keep the daemon from ending.
             peer.settimeout(_ANSWER_WITHIN_S)
             try:
-                if credentials_of(peer)[1] not in {0, os.getuid()}:
+                if peer_of(peer)[1] not in {0, os.getuid()}:
                     raise PermissionError("asked by another user")
                 # Hold the lock over both steps: a daemon that ends in between would miss a peer that got the first
                 # line.
@@ -273,7 +274,7 @@ def _check_owner(peer: socket.socket, owner: int) -> None:
     Raises:
         StateError: It is another user's process.
     """
-    if credentials_of(peer)[1] not in {0, owner}:
+    if peer_of(peer)[1] not in {0, owner}:
         raise StateError(
             f"{peer_name(peer)} has the name at which the process behind the mount would answer, "
             f"and user {owner} mounted it; end that process"

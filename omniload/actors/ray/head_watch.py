@@ -3,7 +3,6 @@
 import os
 import random
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import psutil
 from omniload.actors.lifeline import answers
 from omniload.actors.ray.processes import HeldProcess, Process
 from omniload.base.errors import UnavailableError
+from omniload.base.linux.socket_peer import peer_of
 from omniload.base.units import counted
 
 __all__ = [
@@ -42,8 +42,6 @@ _SILENT_S = 50.0
 """Ray ends a process that has not reached its head for a minute, with its own message; ours has to come before."""
 _STOPPED_S = 0.1
 """Interval of looks at a stopped server."""
-_CREDENTIALS = struct.Struct("3i")
-"""Format of a peer's process, user and group."""
 
 
 def why_late() -> str:
@@ -186,11 +184,9 @@ def raylet_here() -> int:
         with socket.socket(socket.AF_UNIX) as asking:
             asking.settimeout(_EVERY_S)
             asking.connect(worker.global_worker.node.raylet_socket_name)
-            # The id of the process that listens there; 0 if it is in another container.
-            known = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            return peer_of(asking)[0]
     except (ImportError, AttributeError, TypeError, OSError):
         return 0  # this Ray has another place for it, or is gone; failing calls will report its end
-    return int(_CREDENTIALS.unpack(known)[0])
 
 
 def check_servers(ended: Callable[[], str]) -> None:

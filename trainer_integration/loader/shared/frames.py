@@ -6,18 +6,16 @@ import struct
 from asyncio import StreamReader
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 
 from omniload.base.errors import IntegrityError
 
-__all__ = ["Frame", "Kind", "Wire", "packed", "read_frame", "user_of"]
+__all__ = ["Frame", "Kind", "Wire", "packed", "read_frame"]
 
 _HEAD = struct.Struct(">BQIQ")
 _MOST_SLOTS = 1 << 16
 _MOST_BYTES = 1 << 33
-_CREDENTIALS = struct.Struct("3i")
 _READ_BYTES = 1 << 18
 
 
@@ -132,10 +130,3 @@ class Wire:
     def close(self) -> None:
         """Close the connection."""
         self._socket.close()
-
-
-def user_of(connection: Any) -> tuple[int, int]:
-    """Return process and user at the other end of a Unix socket, as the kernel recorded them."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(raw)
-    return pid, uid

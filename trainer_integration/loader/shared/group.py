@@ -22,7 +22,7 @@ from typing_extensions import override
 from omniload.actors.claim import launch_of
 from omniload.base.errors import ConfigError, UnavailableError
 from omniload.base.linux.parent_watch import has_ended
-from trainer_integration.loader.shared.frames import user_of
+from omniload.base.linux.socket_peer import peer_of
 from trainer_integration.loader.shared.iterator import Client
 from trainer_integration.loader.shared.server import START_S, Setup, serve
 from trainer_integration.loader.shared.worker import Work
@@ -131,7 +131,7 @@ def _connected(address: str, setup: Setup, context: Any) -> socket.socket:
                 # Another rank has the name, and is about to listen.
                 time.sleep(_AGAIN_S)
             continue
-        _, uid = user_of(connection)
+        _, uid = peer_of(connection)
         if uid == os.getuid():
             return connection
         connection.close()

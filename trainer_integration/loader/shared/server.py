@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from omniload.base.linux.socket_peer import peer_of
 from trainer_integration.loader.shared.dataset import SharedDataset, pack_lists
 from trainer_integration.loader.shared.desk import (
     Asked,
@@ -30,7 +31,7 @@ from trainer_integration.loader.shared.desk import (
     Release,
     Replace,
 )
-from trainer_integration.loader.shared.frames import Frame, Kind, packed, read_frame, user_of
+from trainer_integration.loader.shared.frames import Frame, Kind, packed, read_frame
 from trainer_integration.loader.shared.room import ROWS, Holds, group_room
 from trainer_integration.loader.shared.worker import Post, Work, work
 from trainer_integration.loader.transport.room import STATES
@@ -219,7 +220,7 @@ class _Server:
         while not self._over.is_set():
             peer, _ = await loop.sock_accept(self._listener)
             # Any user of the machine may connect to the address, and the messages are unpickled.
-            if user_of(peer)[1] != os.getuid():
+            if peer_of(peer)[1] != os.getuid():
                 peer.close()
                 continue
             self._connected.add(peer)
