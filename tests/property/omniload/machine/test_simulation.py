@@ -1,5 +1,6 @@
 """For any ranks, loaders, constructors, prefetching and order of messages: the same batches."""
 
+import json
 from typing import get_args
 from unittest.mock import patch
 
@@ -8,10 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omniload.machine import queue
+from omniload.mix.deficit import integer_weights
+from omniload.mix.journal.reading import state_before
+from omniload.mix.journal.records import StepRecord
+from omniload.mix.schedule import weights_at
+from omniload.mix.state import MixState
 from omniload.plan.balance_methods import BalanceMethod
 from tests.support.plane.builders import a_mix, with_overlong
 from tests.support.plane.drawn_runs import epochs, worlds
-from tests.support.plane.edits.promises import require_journal_folds, saved_state
+from tests.support.plane.edits.promises import saved_state
 from tests.support.plane.reference import reference_digests
 from tests.support.plane.simulation import Simulation
 
@@ -51,7 +57,9 @@ def mixes(draw):
 @st.composite
 def runs(draw):
     mix = draw(mixes())
-    drawn = draw(worlds(dp=[1, 2, 3, 4, 8], kills=[0, 1, 2, 5], short_reads=[0.0, 0.5, 1.0]))
+    lost = {"kills": [0, 1, 2, 5], "planner_kills": [0, 1, 2, 5], "repeat_share": [0.0, 0.2, 0.5]}
+    counts = {"dp": [1, 2, 3, 4, 8], "num_loaders": [1, 2, 3, 4], "shadows": [0, 1, 2]}
+    drawn = draw(worlds(**counts, **lost, moves=[0, 1, 4, 20], short_reads=[0.0, 0.5, 1.0]))
     return drawn | {"mix": mix, "epochs": [draw(epochs) for _ in mix.names], "num_steps": STEPS}
 
 
@@ -104,6 +112,20 @@ def require_each_row_once(run):
         ]
         assert sum(rows) == run.mix.rows_per_step
         assert max(rows) <= run.mix.rows_per_microbatch
+
+
+def require_journal_folds(run):
+    """Check that the journal folds to the planner's own states, by the stages of the file alone."""
+    stages, names = run.mix.mix.stages, run.mix.names
+    steps = [StepRecord.from_json(json.loads(json.dumps(r)), names) for r in run.journal]
+    for step, state in run.states.items():
+        folded = state_before(
+            step,
+            MixState.start(len(names)),
+            steps,
+            lambda before: integer_weights(weights_at(stages, names, before.step)),
+        )
+        assert folded.to_json(names, run.planner.fingerprint) == state
 
 
 @pytest.mark.parametrize("seed", range(4))
