@@ -20,10 +20,10 @@ from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.linux.file_lock import FileLock, is_locked
 from omniload.base.log import get_logger
 
-__all__ = ["PlaneFolder", "Reaper", "marked"]
+__all__ = ["FOLDERS", "PlaneFolder", "Reaper", "marked"]
 
 _LOG = get_logger(__name__)
-_FOLDERS, _BEGUN, _OPENER = "omniload-ray-", "omniload-begun-", "opener"
+FOLDERS, _BEGUN, _OPENER = "omniload-ray-", "omniload-begun-", "opener"
 """Prefixes of the names of folders, finished and unfinished; the file in each of them that its opener locks."""
 _TRIES = 16
 """Tries for a folder's name; more than the planes that start at once on a host."""
@@ -45,7 +45,7 @@ class PlaneFolder:
                 "permit writing in one of them, or set TMPDIR to a folder that can be written"
             ) from error
         # A short name, because the paths of Ray's sockets in the folder are limited.
-        self.path = above / f"{_FOLDERS}{secrets.token_hex(4)}"
+        self.path = above / f"{FOLDERS}{secrets.token_hex(4)}"
         # A folder that is still empty cannot name its owner in a file, so its name does.
         self._begun = self.path.with_name(f"{_begun_here()}{secrets.token_hex(4)}")
         self._lock: FileLock | None = None
@@ -59,7 +59,7 @@ class PlaneFolder:
         """Make the folder, and remove abandoned ones."""
         beside = self.path.parent
         left = [
-            *((folder, _is_left) for folder in beside.glob(f"{_FOLDERS}*")),
+            *((folder, _is_left) for folder in beside.glob(f"{FOLDERS}*")),
             *((folder, _is_left_begun) for folder in beside.glob(f"{_begun_here()}*")),
         ]
         for folder, is_left in left:

@@ -6,13 +6,20 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, TypeVar
 
+from omniload import __version__
 from omniload.actors.gate import CLOSED
 from omniload.actors.ray.environment import RayError, RayTaskError, ray
-from omniload.actors.ray.errors.verdict import Verdict, is_lost, may_live, verdict_of
+from omniload.actors.ray.errors.verdict import Verdict, is_lost, may_live, not_imported, verdict_of
 from omniload.base.clock import Deadline
 from omniload.base.concurrency.held_signals import let_signals_in
 from omniload.base.concurrency.threads import DaemonPool
-from omniload.base.errors import DefectError, OmniloadError, UnavailableError, project_error
+from omniload.base.errors import (
+    ConfigError,
+    DefectError,
+    OmniloadError,
+    UnavailableError,
+    project_error,
+)
 from omniload.base.log import get_logger, place_of_lines
 
 __all__ = [
@@ -232,9 +239,18 @@ def log_failure(ref: Any, role: str, task: str) -> None:  # noqa: ANN401 -- as a
 
 
 def plain_error(error: BaseException, role: str) -> OmniloadError:
-    """Unwrap Ray's error; a dead actor becomes an ``UnavailableError``, an unforeseen error a ``DefectError``."""
+    """Unwrap Ray's error; a dead actor becomes an ``UnavailableError``, an unforeseen error a ``DefectError``.
+
+    A worker without this release of omniload becomes a ``ConfigError``.
+    """
     if isinstance(error, RayTaskError):
         return _raised_in(error, role)
+    if lacking := not_imported(error):
+        return ConfigError(
+            f"{role} cannot run in the workers of this Ray ({lacking}): they need omniload {__version__} as this "
+            "process has it, with the same extras; install it where the nodes of the Ray are started, or have the "
+            "runtime_env of the job bring it"
+        )
     name = type(error).__name__
     match verdict_of(error):
         case None:

@@ -9,11 +9,12 @@
     FAULT      ──▶ reported as a fault of omniload
 """
 
+import re
 from enum import Enum
 
 from omniload.actors.ray.environment import RayActorError, RayError, RayTaskError
 
-__all__ = ["VERDICTS", "Verdict", "is_lost", "may_live", "verdict_of"]
+__all__ = ["VERDICTS", "Verdict", "is_lost", "may_live", "not_imported", "verdict_of"]
 
 
 class Verdict(Enum):
@@ -84,6 +85,11 @@ VERDICTS: dict[str, Verdict] = {
 }
 """Verdict by the name of an error. An error class of a later release gets the verdict of its base class."""
 
+_NOT_IMPORTED = re.compile(
+    r"^(?:ModuleNotFoundError: |ImportError: |AttributeError: Can't get attribute ).*", re.MULTILINE
+)
+"""Last line of a trace of Python whose import failed, or found a module without what the sender's has."""
+
 
 def verdict_of(error: BaseException) -> Verdict | None:
     """Return what an error of Ray says; ``None`` if the actor's own code raised it, or if it is not Ray's."""
@@ -95,6 +101,17 @@ def verdict_of(error: BaseException) -> Verdict | None:
         return Verdict.FAULT  # the actor's own code failed in its constructor
     names = (of.__name__ for of in type(error).__mro__)
     return next((VERDICTS[name] for name in names if name in VERDICTS), None)
+
+
+def not_imported(error: BaseException) -> str:
+    """Return what the worker of an actor could not import, so that none of the actor's code ran; empty if it could.
+
+    A given Ray may have no omniload in its workers, or another release. Only Ray's text says so, with a trace in it.
+    """
+    if isinstance(error, RayError) and verdict_of(error) in {Verdict.FAULT, Verdict.REFUSED}:
+        found = _NOT_IMPORTED.findall(str(error))
+        return str(found[-1]) if found else ""
+    return ""
 
 
 def is_lost(error: BaseException) -> bool:

@@ -1,16 +1,12 @@
 """A Ray that runs already: this process joins it for a plane, or reuses the connection that it already has."""
 
-import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
-from omniload.actors.lifeline import answers
-from omniload.actors.ray.answers import ask_head, wait_for_future
 from omniload.actors.ray.cluster import Cluster, connect
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.ray.given.namespaces import (
@@ -20,18 +16,17 @@ from omniload.actors.ray.given.namespaces import (
     require_unconnected,
     use_connection,
 )
+from omniload.actors.ray.given.running import address_meant, require_same
 from omniload.actors.ray.tokens import use_given_token
 from omniload.actors.reaper import PlaneFolder, Reaper
-from omniload.base.errors import ConfigError, StateError, UnavailableError
+from omniload.base.errors import ConfigError, UnavailableError
 from omniload.base.log import get_logger
 
-__all__ = ["AttachedCluster", "SharedCluster", "code_of_job", "given_cluster", "require_same"]
+__all__ = ["AttachedCluster", "SharedCluster", "code_of_job", "given_cluster"]
 
 _LOG = get_logger(__name__)
 _CODE = ("working_dir", "py_modules")
 """Keys of a ``runtime_env`` whose values Ray names by a digest of their content."""
-_REACHED_S = 5.0
-"""Longest wait until the head at another address reports which Ray it belongs to."""
 
 
 class _GivenCluster(Cluster):
@@ -91,11 +86,12 @@ class AttachedCluster(_GivenCluster):
             namespace: Namespace of the job's actors; a new one by default.
 
         Raises:
-            ConfigError: No Ray answers there, or it rejects this token.
+            ConfigError: No Ray answers there, or it rejects this token, or it is unclear which Ray ``auto`` means.
             StateError: This process already uses Ray.
             UnavailableError: The Ray does not answer in time.
         """
         require_unconnected()
+        address = address_meant(address)
         asked = use_given_token()
         super().__init__(namespace)
         try:
@@ -147,47 +143,10 @@ def given_cluster(address: str, namespace: str | None = None) -> AttachedCluster
         return AttachedCluster(address, namespace)
 
 
-def require_same(address: str) -> None:
-    """Refuse an address of another Ray than the connected one: a process can be connected to only one at a time.
-
-    Raises:
-        StateError: ``address`` names another Ray.
-    """
-    here = str(ray.get_runtime_context().gcs_address)
-    if address == "auto" or _numbers_of(address) == _numbers_of(here):
-        return
-    if not _leads_here(address):
-        raise StateError(
-            f"this process is connected to the Ray at {here}, but runtime.address names the Ray at {address}; connect "
-            "the process to that Ray (ray.init), or set runtime.address to the Ray of this process, or to auto"
-        )
-
-
 def code_of_job() -> dict[str, str]:
     """Return the code that this process's job brought into Ray, each part under a name that identifies its content."""
     brought: Mapping[str, Any] = ray.get_runtime_context().runtime_env
     return {f"{key} of the job": str(brought[key]) for key in _CODE if brought.get(key)}
-
-
-def _numbers_of(address: str) -> tuple[str, str]:
-    host, _, port = address.rpartition(":")
-    with suppress(OSError):  # this host cannot resolve the name, so it is compared as written
-        host = socket.gethostbyname(host)
-    return host, port
-
-
-def _leads_here(address: str) -> bool:
-    """Return whether an address is another name of the connected head, which shows by the identifier of its Ray."""
-    if not answers(address, _REACHED_S):  # otherwise Ray tries for 40 s
-        return False
-    try:
-        own = import_module("ray._private.worker").global_worker.gcs_client.cluster_id
-        client = import_module("ray._raylet").GcsClient
-        asked = ask_head(lambda: client(address=address).cluster_id)
-        return wait_for_future(asked, _REACHED_S, lambda: None) and asked.result() == own
-    except (ImportError, AttributeError, RayError) as error:
-        _LOG.debug("which Ray is at %s is not known: %s", address, error)
-        return False
 
 
 def _end_actors_in(namespace: str) -> None:

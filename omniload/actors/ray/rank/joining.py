@@ -11,8 +11,8 @@ from omniload.actors.address import Head, PlaneAddress, check_rank
 from omniload.actors.lifeline import LifelineEnd
 from omniload.actors.ray.cluster import connect
 from omniload.actors.ray.environment import miss_hosts_soon, ray
-from omniload.actors.ray.given.attached import require_same
 from omniload.actors.ray.given.namespaces import in_turn, is_used, use_connection
+from omniload.actors.ray.given.running import require_same
 from omniload.actors.ray.hosts.members import MemberNode, listening_of
 from omniload.actors.ray.rank.handle import RayHandle
 from omniload.base.errors import UnavailableError

@@ -9,7 +9,13 @@ import pytest
 
 from omniload.base.clock import Deadline, FakeClock
 from omniload.base.concurrency.threads import DaemonPool
-from omniload.base.errors import DefectError, IntegrityError, StateError, UnavailableError
+from omniload.base.errors import (
+    ConfigError,
+    DefectError,
+    IntegrityError,
+    StateError,
+    UnavailableError,
+)
 
 pytest.importorskip("ray")
 from ray.exceptions import (
@@ -17,7 +23,9 @@ from ray.exceptions import (
     ActorUnavailableError,
     GetTimeoutError,
     OutOfMemoryError,
+    RayActorError,
     RayError,
+    RaySystemError,
     RayTaskError,
 )
 
@@ -59,6 +67,44 @@ def test_a_bug_in_a_role_is_never_told_as_unavailable(cause, caplog):
     assert type(told) is DefectError
     assert "a fault of omniload itself in the planner" in str(told)
     assert "planner.py:135" in caplog.text
+
+
+NO_MODULE = """\x1b[36mray::loader-0:LoaderActor.__init__()\x1b[39m (pid=1, ip=127.0.0.1)
+  At least one of the input arguments for this task could not be computed:
+ray.exceptions.RaySystemError: System error: No module named 'omniload'
+traceback: Traceback (most recent call last):
+ModuleNotFoundError: No module named 'omniload'
+"""
+OTHER_RELEASE = """\x1b[36mray::loader-0:LoaderActor.__init__()\x1b[39m (pid=1, ip=127.0.0.1)
+RuntimeError: The actor with name LoaderActor failed to import on the worker.
+AttributeError: Can't get attribute 'LoaderShell.a' on <module 'omniload.actors.roles.loader'>
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (NO_MODULE, "ModuleNotFoundError: No module named 'omniload'"),
+        (OTHER_RELEASE, "AttributeError: Can't get attribute 'LoaderShell.a'"),
+    ],
+)
+def test_workers_of_a_given_ray_without_this_release_are_for_the_user_to_mend(text, why):
+    died = RayActorError(error_msg=text, actor_init_failed=True)
+    called = raised_in_actor(RaySystemError("System error", text))
+
+    for told in (plain_error(died, "loader-0"), plain_error(called, "loader-0")):
+        assert type(told) is ConfigError
+        assert str(told).startswith(f"loader-0 cannot run in the workers of this Ray ({why}")
+        assert "report" not in str(told)
+
+
+def test_an_actor_whose_constructor_fails_otherwise_is_a_defect():
+    died = RayActorError(
+        error_msg="ray::Role.__init__()\nAttributeError: 'Role' object has no attribute 'a'",
+        actor_init_failed=True,
+    )
+
+    assert type(plain_error(died, "loader-0")) is DefectError
 
 
 def test_a_future_that_raises_a_bug_of_this_side_is_a_defect():

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("ray")
 from omniload.actors.ray import finding, tokens
-from omniload.actors.ray.given import attached, namespaces
+from omniload.actors.ray.given import attached, namespaces, running
 from omniload.base.errors import StateError, UnavailableError
 
 LIMIT_S = 60.0
@@ -40,40 +40,40 @@ def uses(monkeypatch):
 
 @pytest.mark.parametrize("address", ["auto", "10.0.0.1:6379"])
 def test_the_ray_of_this_process_is_used_where_it_is_the_one_that_is_named(monkeypatch, address):
-    connected(monkeypatch, attached)
+    connected(monkeypatch, running)
 
-    attached.require_same(address)
+    running.require_same(address)
 
 
 @pytest.mark.parametrize("address", ["10.0.0.2:6379", "10.0.0.1:6380", "no host of that name:6379"])
 def test_another_is_refused_with_both(monkeypatch, address):
-    connected(monkeypatch, attached)
-    monkeypatch.setattr(attached.socket, "gethostbyname", lambda host: host)
-    monkeypatch.setattr(attached, "answers", lambda address, within_s: False)
+    connected(monkeypatch, running)
+    monkeypatch.setattr(running.socket, "gethostbyname", lambda host: host)
+    monkeypatch.setattr(running, "answers", lambda address, within_s: False)
 
     with pytest.raises(StateError, match=rf"Ray at 10.0.0.1:6379, .* names the Ray at {address}"):
-        attached.require_same(address)
+        running.require_same(address)
 
 
 @pytest.mark.parametrize(("there", "is_same"), [("number", True), ("another", False)])
 def test_another_address_of_the_same_head_is_told_by_the_number_of_its_ray(
     monkeypatch, there, is_same
 ):
-    connected(monkeypatch, attached)
-    monkeypatch.setattr(attached.socket, "gethostbyname", lambda host: host)
-    monkeypatch.setattr(attached, "answers", lambda address, within_s: True)
+    connected(monkeypatch, running)
+    monkeypatch.setattr(running.socket, "gethostbyname", lambda host: host)
+    monkeypatch.setattr(running, "answers", lambda address, within_s: True)
     modules = {
         "ray._private.worker": SimpleNamespace(
             global_worker=SimpleNamespace(gcs_client=SimpleNamespace(cluster_id="number"))
         ),
         "ray._raylet": SimpleNamespace(GcsClient=lambda address: SimpleNamespace(cluster_id=there)),
     }
-    monkeypatch.setattr(attached, "import_module", modules.get)
+    monkeypatch.setattr(running, "import_module", modules.get)
 
     with (
         nullcontext() if is_same else pytest.raises(StateError, match="names the Ray at head:6379")
     ):
-        attached.require_same("head:6379")
+        running.require_same("head:6379")
 
 
 def test_actors_of_a_plane_are_looked_for_in_its_namespace_whatever_else_the_process_is_part_of(
