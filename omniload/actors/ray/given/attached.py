@@ -16,7 +16,7 @@ from omniload.actors.ray.given.namespaces import (
     require_unconnected,
     use_connection,
 )
-from omniload.actors.ray.given.running import address_meant, require_same
+from omniload.actors.ray.given.running import address_meant, require_listening, require_same
 from omniload.actors.ray.tokens import use_given_token
 from omniload.actors.reaper import PlaneFolder, Reaper
 from omniload.base.errors import ConfigError, UnavailableError
@@ -91,7 +91,7 @@ class AttachedCluster(_GivenCluster):
             UnavailableError: The Ray does not answer in time.
         """
         require_unconnected()
-        address = address_meant(address)
+        require_listening(address := address_meant(address))
         asked = use_given_token()
         super().__init__(namespace)
         try:

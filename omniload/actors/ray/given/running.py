@@ -1,7 +1,9 @@
 """Which Ray ``runtime.address`` means: ``auto`` is one of this machine, but none that omniload started for a job."""
 
 import os
+import re
 import socket
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -11,14 +13,19 @@ from omniload.actors.lifeline import answers
 from omniload.actors.ray.answers import ask_head, wait_for_future
 from omniload.actors.ray.environment import RayError, ray
 from omniload.actors.reaper import FOLDERS
-from omniload.base.errors import ConfigError, StateError
+from omniload.base.clock import Deadline
+from omniload.base.errors import ConfigError, StateError, UnavailableError
 from omniload.base.log import get_logger
 
-__all__ = ["address_meant", "choose", "require_same"]
+__all__ = ["address_meant", "choose", "require_listening", "require_same"]
 
 _LOG = get_logger(__name__)
 _REACHED_S = 5.0
 """Longest wait until the head at another address reports which Ray it belongs to."""
+_LISTENS_S, _LOOK_S = 30.0, 0.5
+"""Longest wait until a head listens, and the time between looks."""
+_IS_PORT = re.compile(r"^[^/]*:\d+$")
+"""An address of host and port, unlike ``auto`` or the address of a client of Ray."""
 _HEAD, _SOCKET = b"--gcs-address=", b"--raylet_socket_name="
 
 
@@ -31,8 +38,10 @@ def address_meant(asked: str) -> str:
     Raises:
         ConfigError: It is unclear which of several Rays is meant.
     """
-    if asked != "auto" or os.environ.get("RAY_ADDRESS"):
+    if asked != "auto":
         return asked
+    if named := os.environ.get("RAY_ADDRESS"):  # Ray itself takes the variable before anything else
+        return named
     try:
         noted = import_module("ray._private.utils").read_ray_address()
     except (ImportError, AttributeError) as error:
@@ -70,6 +79,25 @@ def choose(found: Mapping[str, str], noted: str | None) -> str:
         "runtime.address is 'auto', but the only Rays on this machine are those that omniload started for other jobs; "
         "start one with 'ray start --head' on this machine or join it to the cluster, or leave runtime.address out"
     )
+
+
+def require_listening(address: str, within_s: float = _LISTENS_S) -> None:
+    """Wait for a head to accept connections, as one does that is just being started.
+
+    Without this, Ray tries for minutes and says nothing, even if the port is wrong; other ranks give up before it.
+
+    Raises:
+        UnavailableError: Nothing accepts a connection there.
+    """
+    deadline = Deadline(within_s)
+    while _IS_PORT.search(address) and not answers(address, _REACHED_S):
+        if deadline.left_s() <= 0:
+            raise UnavailableError(
+                f"the Ray at {address}: nothing has accepted a connection there for {within_s:.0f} s; start its head, "
+                "or correct runtime.address or RAY_ADDRESS ('ray start --head' prints the address), or open the port "
+                "in the firewall"
+            )
+        threading.Event().wait(_LOOK_S)
 
 
 def require_same(address: str) -> None:

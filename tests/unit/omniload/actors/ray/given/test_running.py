@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("ray")
 from omniload.actors.ray.given import running
-from omniload.actors.ray.given.running import address_meant, choose
-from omniload.base.errors import ConfigError
+from omniload.actors.ray.given.running import address_meant, choose, require_listening
+from omniload.base.errors import ConfigError, UnavailableError
 
 OURS = "/tmp/omniload-ray-0123abcd/session_1/sockets/raylet"
 ONE, OTHER = ("/nvme/ray/session_1/sockets/raylet", "/tmp/ray/session_2/sockets/raylet")
@@ -49,7 +49,7 @@ def test_a_machine_is_searched_only_where_no_address_is_given(monkeypatch):
     assert (address_meant("auto"), address_meant("b:1")) == ("a:1", "b:1")
 
     monkeypatch.setenv("RAY_ADDRESS", "c:1")
-    assert address_meant("auto") == "auto"  # Ray itself takes the variable
+    assert address_meant("auto") == "c:1"
 
 
 def test_rays_are_found_by_the_commands_of_their_nodes(tmp_path):
@@ -67,3 +67,21 @@ def test_rays_are_found_by_the_commands_of_their_nodes(tmp_path):
     (tmp_path / "5").mkdir()  # a process that ends meanwhile
 
     assert running._found(tmp_path) == {"a:1": ONE}
+
+
+@pytest.mark.parametrize("address", ["auto", "ray://head:10001", "host:1"])
+def test_a_head_is_waited_for_until_it_listens(monkeypatch, address):
+    heard = iter([False, True])
+    monkeypatch.setattr(running, "answers", lambda *_: next(heard))
+    monkeypatch.setattr(running, "_LOOK_S", 0.0)
+
+    require_listening(address)
+
+    assert len(list(heard)) == (0 if address == "host:1" else 2)  # others are not asked for here
+
+
+def test_an_address_where_nothing_listens_is_reported_before_ray_tries_it(monkeypatch):
+    monkeypatch.setattr(running, "answers", lambda *_: False)
+
+    with pytest.raises(UnavailableError, match=r"Ray at host:1: nothing has accepted .* start its"):
+        require_listening("host:1", within_s=0.0)
