@@ -34,6 +34,8 @@ def translated(path: str, foreign: tuple[type[Exception], ...] = (Exception,)) -
         OSError: The error with the same meaning in the protocol.
         UnavailableError: Every other ``OSError``, and every foreign error.
     """
+    # The root has an empty path, and the caller names the store.
+    at = f"{path!r}: " if path else ""
     try:
         yield
     except _SAME_MEANING:
@@ -42,8 +44,6 @@ def translated(path: str, foreign: tuple[type[Exception], ...] = (Exception,)) -
         # A retry would not change these.
         if error.errno in _SAME_NUMBER:
             raise
-        raise UnavailableError(f"{path!r}: the store answers: {error}") from error
+        raise UnavailableError(f"{at}the store answers: {error}") from error
     except foreign as error:
-        raise UnavailableError(
-            f"{path!r}: the store answers: {type(error).__name__}: {error}"
-        ) from error
+        raise UnavailableError(f"{at}the store answers: {type(error).__name__}: {error}") from error

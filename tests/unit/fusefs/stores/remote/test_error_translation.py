@@ -65,3 +65,8 @@ def test_a_block_that_raises_nothing_returns():
         done = True
 
     assert done
+
+
+def test_an_outage_at_the_root_names_no_empty_path():
+    with pytest.raises(UnavailableError, match=r"^the store answers: "), translated(""):
+        raise OSError(errno.EIO, "broken")
