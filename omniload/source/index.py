@@ -191,11 +191,13 @@ def index_of(
 def _known_of(files: Sequence[ShardFile], kind: str, cache: IndexCache) -> dict[str, FileUnits]:
     """Return by path the units of the files that are known: to its index, or else to that of another mix file."""
     own, known, is_new = cache.path(kind), dict[str, FileUnits](), False
-    for path in chain([own], indexes_beside(own)):
-        rest = [file for file in files if file.path not in known]
-        kept = _load(path) if rest else {}
+    # Lazily: a user may have hundreds of folders of other mix files, and mostly the own index has every file.
+    rest, paths = list(files), chain([own], indexes_beside(own))
+    while rest and (path := next(paths, None)) is not None:
+        kept = _load(path)
         found = {file.path: units for file in rest if (units := kept.get(key_of_file(file)))}
         known |= found
+        rest = [file for file in rest if file.path not in found]
         if found and path != own:
             is_new = True
             share_places(_access_folder(own), _access_folder(path))
