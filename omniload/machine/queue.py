@@ -59,6 +59,7 @@ class SampleQueue:
     """Positions that are read whatever their shard: those of carried pieces, and of a partly drawn record."""
     seen_positions: int = field(default=0, init=False)
     """Raw positions reported so far."""
+    _seen_samples: int = field(default=0, init=False)
     _seen_tokens: int = field(default=0, init=False)
     _seen_bytes: int = field(default=0, init=False)
     shortest: int | None = field(default=None, init=False)
@@ -113,7 +114,7 @@ class SampleQueue:
             self.tokens = int(self.table.lengths_N.sum())
         self.asked_to = self.table.stop
         # The statistics were those of other records.
-        self.seen_positions = self._seen_tokens = self._seen_bytes = 0
+        self.seen_positions = self._seen_samples = self._seen_tokens = self._seen_bytes = 0
         self.shortest = None
 
     def report(self, table: SampleTable, cursor: Cursor, size_bytes: int = 0) -> None:
@@ -125,6 +126,7 @@ class SampleQueue:
             size_bytes: Memory that the reported samples take in the loader.
         """
         self.seen_positions += table.stop - table.start
+        self._seen_samples += len(table)
         self._seen_tokens += int(table.lengths_N.sum())
         self._seen_bytes += size_bytes
         if len(table):
@@ -219,6 +221,11 @@ class SampleQueue:
     def token_bytes(self) -> float:
         """Bytes of a loader's memory per token, including other columns; 0 before the first token was seen."""
         return self._seen_bytes / max(self._seen_tokens, 1)
+
+    @property
+    def sample_tokens(self) -> float:
+        """Tokens of a sample in the mean; 0 before the first one was seen."""
+        return self._seen_tokens / max(self._seen_samples, 1)
 
 
 def queues_of(state: MixState) -> list[SampleQueue]:

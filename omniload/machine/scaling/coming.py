@@ -230,6 +230,11 @@ class Weighed(Protocol):
         """Bytes of a loader's memory per token; 0 before the first token was seen."""
         ...
 
+    @property
+    def sample_tokens(self) -> float:
+        """Tokens of a sample in the mean; 0 before the first one was seen."""
+        ...
+
 
 IsShort = Callable[[int, int], bool]
 """Returns whether a source has fewer known tokens than given, and more can be read."""
@@ -253,11 +258,11 @@ class Demand:
     """Sources with fewer known tokens than their need."""
 
     @classmethod
-    def of(cls, history: History, state: MixState, steps: int, num_sources: int) -> Self:
+    def of(cls, history: History, state: MixState, steps: int, known_S: Sequence[Weighed]) -> Self:
         """Return the demand of ``steps`` after a state, including sources that later edits add."""
         mix, entered = history.entered(state)
         # An added source is not drawn from before the step of its edit, but its target has it read ahead.
-        needs_S = _needs_of(mix, entered, steps) + [0] * (num_sources - len(mix.names))
+        needs_S = _needs_of(mix, entered, steps, known_S) + [0] * (len(known_S) - len(mix.names))
         targets_S = _targets_of(history, state.step, needs_S)
         # Half of the memory; the rest is for decoded blocks, and for samples that are planned and not taken yet.
         room_per_token = history.base.loader.memory / 2 / max(1, sum(targets_S))
@@ -303,17 +308,44 @@ class Demand:
                 self.short.remove(s)
 
 
-def _needs_of(mix: MixConfig, state: MixState, steps: int) -> list[int]:
+def _needs_of(mix: MixConfig, state: MixState, steps: int, known_S: Sequence[Weighed]) -> list[int]:
     """Return the tokens of each source that the next steps are likely to draw; at least 1 where they draw any."""
     weights = weights_at(mix.mix.stages, mix.names, state.step)
     if mix.mix.counted == "sample" or mix.pack.method == "none":
-        # Samples are drawn by number, so no number of tokens can be foreseen.
-        return [1 if weight > 0 else 0 for weight in weights]
+        return _needs_by_number(mix, weights, steps, known_S)
     budget = (mix.rows_per_step * steps + mix.rows_ahead) * mix.pack.length
     return [
         max(1, int(weight * budget + credit / WEIGHT_ONE)) if weight > 0 else 0
         for weight, credit in zip(weights, state.credits_S, strict=True)
     ]
+
+
+def _needs_by_number(
+    mix: MixConfig, weights: Sequence[float], steps: int, known_S: Sequence[Weighed]
+) -> list[int]:
+    """Return the needs where samples or rows are drawn by number, by the mean length of the samples seen so far.
+
+    It is 1 of each source while samples of one were not seen. With 1 later too, a plan would begin with whatever is
+    known, and mostly hold a single step.
+    """
+    has_rows_alone = mix.pack.method == "none"
+    # A row alone takes at most a row's tokens of a sample.
+    most = mix.pack.length if has_rows_alone else math.inf
+    means = [min(known.sample_tokens, most) for _, known in zip(weights, known_S, strict=False)]
+    if any(weight > 0 and not mean for weight, mean in zip(weights, means, strict=True)):
+        return [1 if weight > 0 else 0 for weight in weights]
+    shares = [
+        w * mean if mix.mix.counted == "sample" else w
+        for w, mean in zip(weights, means, strict=True)
+    ]
+    rows = mix.rows_per_step * steps
+    if has_rows_alone:
+        tokens = rows / sum(
+            share / mean for share, mean in zip(shares, means, strict=True) if share > 0
+        )
+    else:
+        tokens = (rows + mix.rows_ahead) * mix.pack.length / sum(shares)
+    return [max(1, int(share * tokens)) if share > 0 else 0 for share in shares]
 
 
 def _targets_of(history: History, step: int, needs_S: Sequence[int]) -> list[int]:

@@ -135,7 +135,7 @@ class Leads:
             steps: Number of steps.
             known_S: The known samples of each source, including sources that later edits add.
         """
-        demand = Demand.of(history, state, steps, len(known_S))
+        demand = Demand.of(history, state, steps, known_S)
         more = {s: _further(demand.targets_S[s], lead.plans) for s, lead in self._of.items()}
         if not (tokens := sum(more.values())):
             return demand

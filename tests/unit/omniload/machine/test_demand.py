@@ -1,5 +1,7 @@
 """Read-ahead of each source: some plans' worth, within the memory."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from omniload.machine.messages import PublishPlans, ReadAhead, SamplesReported, Started, StepTaken
@@ -11,13 +13,19 @@ from tests.support.plane.builders import a_mix, a_planner, a_table
 MEMORY = 1 << 20
 
 
+@dataclass
+class Seen:
+    sample_tokens: float
+    token_bytes: float = 5.0
+
+
 def a_demand(num_sources=2):
     weights = {"code": 3.0, "web": 1.0}
     mix = a_mix(
         sources=tuple(weights), weights=weights, rows=4, length=32, loader={"memory": MEMORY}
     )
     state = MixState.start(len(weights))
-    return Demand.of(History(mix, ()), state, 1, num_sources)
+    return Demand.of(History(mix, ()), state, 1, [Seen(6.0)] * num_sources)
 
 
 def test_several_plans_of_light_samples_are_known_ahead_of_each_source_by_its_share():
@@ -103,3 +111,52 @@ def test_no_step_waits_for_more_than_it_needs_of_samples_that_fit_no_memory():
             commands += planner.handle(report)
 
     assert planned == [0, 1]
+
+
+def needs_of(seen, steps=8, **changes):
+    mix = a_mix(weights={"web": 3.0, "code": 1.0}, **changes)
+    return Demand.of(
+        History(mix, ()), MixState.start(2), steps, [Seen(each) for each in seen]
+    ).needs_S
+
+
+def test_rows_drawn_by_number_need_tokens_by_the_lengths_that_samples_had_so_far():
+    # Eight steps of four rows: 24 samples of code and 8 of web, as of each the same tokens are drawn.
+    alone = {"pack": {"method": "none"}}
+    assert needs_of([6.0, 6.0], **alone) == [48, 144]
+    assert sum(needs_of([10.0, 30.0], **alone)[s] / (10, 30)[s] for s in (0, 1)) == pytest.approx(
+        32, rel=0.1
+    )
+    assert needs_of([6.0, 20.0], mix={"level": "sample"}, **alone) == [8 * 6, 24 * 20]
+    # A longer sample has several rows.
+    assert needs_of([1e6, 1e6], **alone) == [8 * 32, 24 * 32]
+
+
+def test_samples_drawn_by_number_need_the_tokens_of_their_rows_together():
+    needs = needs_of([6.0, 20.0], mix={"level": "sample"})
+
+    assert sum(needs) == pytest.approx((8 * 4 + 1) * 32, rel=0.01)
+    assert needs[1] / 20 == pytest.approx(3 * needs[0] / 6, rel=0.1)
+
+
+def test_while_samples_of_a_source_were_not_seen_it_is_unknown_what_draws_by_number_need():
+    assert needs_of([6.0, 0.0], pack={"method": "none"}) == [1, 1]
+
+
+@pytest.mark.parametrize("changes", [{"pack": {"method": "none"}}, {"mix": {"level": "sample"}}])
+def test_steps_drawn_by_number_are_planned_together_once_samples_were_seen(changes):
+    """Ranks take each step before the next read is answered; windows of one step would go on for ever."""
+    mix = a_mix(sources=["web"], rows=32, runtime={"prefetch_steps": 16}, **changes)
+    planner = a_planner(mix, epoch=[100_000])
+    commands, sizes = list(planner.handle(Started())), []
+    while len(sizes) < 50:
+        command = commands.pop(0)
+        if isinstance(command, PublishPlans):
+            sizes.append(len(command.plans))
+            for plan in command.plans:
+                commands += planner.handle(StepTaken(step=plan.step, dp_rank=0))
+        if isinstance(command, ReadAhead):
+            table = a_table([6] * (command.stop - command.start), start=command.start)
+            commands += planner.handle(SamplesReported(source=command.source, table=table))
+
+    assert sizes[-20:] == [8] * 20

@@ -19,6 +19,7 @@ CALM = 64
 @dataclass
 class Weighed:
     token_bytes: float
+    sample_tokens: float = 6.0
 
 
 HISTORY = History(a_mix(weights={"web": 3.0, "code": 1.0}, loader={"memory": MEMORY}), ())
@@ -49,7 +50,9 @@ def test_a_source_whose_reads_are_over_before_its_samples_are_is_read_as_any_oth
     leads = Leads()
     leads.note(0, took_plans)
 
-    assert demand_of(leads, 5.0, 5.0) == Demand.of(HISTORY, MixState.start(2), 1, 2)
+    assert demand_of(leads, 5.0, 5.0) == Demand.of(
+        HISTORY, MixState.start(2), 1, [Weighed(5.0)] * 2
+    )
 
 
 def test_one_that_takes_longer_is_read_so_much_further_ahead_up_to_a_limit():
