@@ -21,7 +21,7 @@ from omniload.mix.schedule import GOES_ON, MixSchedule, weights_at
 from omniload.mix.state import MixState
 from omniload.plan.rows.by_source import sizes_of
 
-__all__ = ["Known", "Starved", "StepDraw", "draw_candidates", "draw_step"]
+__all__ = ["Known", "Starved", "StepDraw", "draw_candidates", "draw_step", "ending_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def draw_step(
     if mix.mix.stop == "never":
         return _unless_starved(drawn, is_last=False)
     counts = drawn.counts_S.tolist()
-    ending_S = _ending(mix, state, weights_S)
+    ending_S = ending_of(mix, state, weights_S)
     for s in ending_S:
         # It is unknown yet whether that was its last piece, and the end must not depend on how far loaders have read.
         if counts[s] == len(lengths[s]) and not known_S[s].is_whole:
@@ -133,7 +133,7 @@ def _unless_starved(drawn: Drawn, *, is_last: bool) -> StepDraw | Starved:
     return StepDraw(drawn=drawn, is_last=is_last)
 
 
-def _ending(mix: MixConfig, state: MixState, weights_S: Sequence[int]) -> list[int]:
+def ending_of(mix: MixConfig, state: MixState, weights_S: Sequence[int]) -> list[int]:
     """Return the sources whose ends decide the end of the run.
 
     With ``first_exhausted`` these are the sources that were ever drawn from; otherwise the sources

@@ -21,11 +21,20 @@ from omniload.mix.samples import SampleTable
 from omniload.mix.schedule import GOES_ON, amounts_S, draw_weights_at
 from omniload.mix.state import MixState
 from omniload.plan.drawable import Drawable, drawable_of, first_refused, pieces_of, places_of
-from omniload.plan.drawing import Known, Starved, draw_step
+from omniload.plan.drawing import Known, Starved, draw_step, ending_of
 from omniload.plan.packing import packed
 from omniload.plan.rows.by_source import room_of
 
-__all__ = ["Exhausted", "Membership", "Starved", "budget_of", "lost_of", "membership_of"]
+__all__ = [
+    "Candidates",
+    "Exhausted",
+    "Membership",
+    "Starved",
+    "budget_of",
+    "candidates_of",
+    "lost_of",
+    "membership_of",
+]
 
 _NO_END = 1 << 62  # above any position, and a sum of two still fits 64 bits
 
@@ -53,6 +62,62 @@ class Exhausted:
     """There is no such step: all that ``mix.stop`` lets a run draw is in the rows of earlier ones."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """What a step may draw, and by which weights."""
+
+    weights_S: tuple[int, ...]
+    """Integer weights; 0 for a source that the run goes on without."""
+    ends_S: Sequence[int]
+    """Raw position before which the epochs of each source end that decide its end, if any do."""
+    ahead: Sequence[SampleTable]
+    """For each source the known samples from its cursor on, before its end where none is drawn after it."""
+    drawable_S: Sequence[Drawable]
+    known_S: Sequence[Known]
+
+    def before_ends(self, mix: MixConfig, state: MixState) -> list[int] | None:
+        """Return how many pieces of each source may be drawn without the end of any source, ``[S]``.
+
+        ``None`` if an end may decide the very next step. No number limits a source that is repeated for ever, or until
+        the last one ends.
+        """
+        if mix.mix.stop == "never":
+            return [_NO_END] * len(self.known_S)
+        limits_S = [known.left for known in self.known_S]
+        ending_S = ending_of(mix, state, self.weights_S)
+        for s in ending_S:
+            if not limits_S[s]:
+                if not self.known_S[s].is_whole or mix.mix.stop == "first_exhausted":
+                    return None
+                limits_S[s] = _NO_END
+        # A source that ends by records without samples is moved to its end by the next step.
+        for s in _ended(mix, self.known_S, [0] * len(self.known_S)):
+            if self.ends_S[s] not in (_NO_END, state.cursors_S[s][0]):
+                return None
+        return limits_S if any(limits_S[s] < _NO_END for s in ending_S) else None
+
+
+def candidates_of(
+    mix: MixConfig,
+    state: MixState,
+    ahead: Sequence[SampleTable],
+    epochs_S: Sequence[int] | None,
+) -> Candidates:
+    """Return what a step may draw; the arguments are those of ``membership_of``."""
+    ends_S = _ends(mix, epochs_S)
+    # Loaders may have read past the end; with `all_exhausted` that is drawn, as sources repeat until the last ends.
+    if mix.mix.stop in ("first_exhausted", *GOES_ON):
+        ahead = [_before(table, end) for table, end in zip(ahead, ends_S, strict=True)]
+    drawable_S = drawable_of(mix, state, ahead)
+    return Candidates(
+        weights_S=draw_weights_at(mix, state, epochs_S),
+        ends_S=ends_S,
+        ahead=ahead,
+        drawable_S=drawable_S,
+        known_S=_known(mix, state, drawable_S, ends_S),
+    )
+
+
 def membership_of(
     mix: MixConfig,
     state: MixState,
@@ -74,13 +139,9 @@ def membership_of(
     Raises:
         ConfigError: It draws a document that is longer than a row, and whose source refuses such.
     """
-    weights_S = draw_weights_at(mix, state, epochs_S)
-    ends_S = _ends(mix, epochs_S)
-    # Loaders may have read past the end; with `all_exhausted` that is drawn, as sources repeat until the last ends.
-    if mix.mix.stop in ("first_exhausted", *GOES_ON):
-        ahead = [_before(table, end) for table, end in zip(ahead, ends_S, strict=True)]
-    drawable_S = drawable_of(mix, state, ahead)
-    known_S = _known(mix, state, drawable_S, ends_S)
+    given = candidates_of(mix, state, ahead, epochs_S)
+    ahead, drawable_S, known_S, ends_S = given.ahead, given.drawable_S, given.known_S, given.ends_S
+    weights_S = given.weights_S
     found = draw_step(mix, state, weights_S, known_S, budget_of(mix, state))
     if isinstance(found, Starved):
         return found

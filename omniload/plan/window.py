@@ -19,19 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.mix.config import MixConfig
-from omniload.mix.deficit import draw, integer_weights
+from omniload.mix.deficit import Drawn, draw
 from omniload.mix.edits.history import History
 from omniload.mix.edits.stages import with_begun
 from omniload.mix.pieces import PieceTable
 from omniload.mix.samples import SampleTable
-from omniload.mix.schedule import steps_alike, weights_at
+from omniload.mix.schedule import steps_alike
 from omniload.mix.state import Cursor, MixState
-from omniload.plan.drawable import Drawable, drawable_of, first_refused, pieces_of, places_of
+from omniload.plan.drawable import Drawable, first_refused, pieces_of, places_of
 from omniload.plan.membership import (
+    Candidates,
     Exhausted,
     Membership,
     Starved,
     budget_of,
+    candidates_of,
     lost_of,
     membership_of,
 )
@@ -94,19 +96,29 @@ def window_of(
         One step at least and ``most`` at most, each as ``membership_of`` gives it; or the source
         whose samples are missing for the first; or that the run has ended.
     """
-    # A run that ends is drawn step by step, because each step may be the last.
-    most = min(most, steps_alike(mix.mix.stages, state.step)) if mix.mix.stop == "never" else 1
-    if most > 1 and (steps := _drawn_together(mix, state, ahead, most)):
+    most = min(most, steps_alike(mix.mix.stages, state.step))
+    if most > 1 and (steps := _drawn_together(mix, state, ahead, epochs_S, most)):
         return steps
     found = membership_of(mix, state, ahead, epochs_S)
     return [found] if isinstance(found, Membership) else found
 
 
 def _drawn_together(
-    mix: MixConfig, state: MixState, ahead: Sequence[SampleTable], most: int
+    mix: MixConfig,
+    state: MixState,
+    ahead: Sequence[SampleTable],
+    epochs_S: Sequence[int] | None,
+    most: int,
 ) -> list[Membership]:
-    """Return as many steps as are known whole; none where samples of the first are missing."""
-    pass_ = _Pass.of(mix, state, ahead, most)
+    """Return as many steps as are known whole, and in which no source ends; there may be none.
+
+    The step in which a source ends is drawn by itself, because what it draws depends on that end.
+    """
+    given = candidates_of(mix, state, ahead, epochs_S)
+    limits_S = given.before_ends(mix, state)
+    if limits_S is None:
+        return []
+    pass_ = _Pass.of(mix, state, given, limits_S, most)
     steps: list[Membership] = []
     begin = 0
     for _ in range(most):
@@ -141,17 +153,27 @@ class _Pass:
     """Samples of the piece's source that are used up by then."""
     finished_S: list[int]
     """Samples of each source that the steps so far have used up."""
+    stop: int
+    """First piece that is a source's last one; steps end before it."""
 
     @classmethod
     def of(
-        cls, mix: MixConfig, state: MixState, ahead: Sequence[SampleTable], most: int
+        cls,
+        mix: MixConfig,
+        state: MixState,
+        given: Candidates,
+        limits_S: Sequence[int],
+        most: int,
     ) -> "_Pass":
-        """Draw enough for ``most`` steps, or what is known."""
-        weights_S = integer_weights(weights_at(mix.mix.stages, mix.names, state.step))
-        drawable_S = drawable_of(mix, state, ahead)
-        lengths = [each.stops_A - each.starts_A for each in drawable_S]
-        by_sample, unpacked = mix.mix.counted == "sample", mix.pack.method == "none"
-        counted = [each.first_A.astype(np.int64) for each in drawable_S] if by_sample else lengths
+        """Draw enough for ``most`` steps, or what is known; no step draws ``limits_S`` pieces of a source."""
+        weights_S, drawable_S, unpacked = (
+            given.weights_S,
+            given.drawable_S,
+            mix.pack.method == "none",
+        )
+        lengths = [known.lengths_A for known in given.known_S]
+        counted = [known.counted_A for known in given.known_S]
+        is_by_token = mix.mix.level == "token"
         sizes = sizes_of(mix, lengths)
         # Each step draws what the one before packed; the last piece may go over by a row.
         later = (most - 1) * mix.rows_per_step * (1 if unpacked else mix.pack.length)
@@ -161,11 +183,11 @@ class _Pass:
             weights_S,
             state.credits_S,
             budget=budget_of(mix, state) + later + over,
-            sizes=None if sizes is counted else sizes,
+            sizes=None if is_by_token and sizes is lengths else sizes,
         )
         # Starved or not: steps are taken as far as they are whole, and the first that is not is asked for by itself.
         places_P = places_of(drawn)
-        fresh = pieces_of(ahead, drawable_S, drawn, places_P)
+        fresh = pieces_of(given.ahead, drawable_S, drawn, places_P)
         lengths_P = fresh.lengths_P
         # The tokens of a sample that continues in another piece are still needed.
         counted_S = list(zip(drawable_S, drawn.counts_S.tolist(), strict=True))
@@ -173,12 +195,17 @@ class _Pass:
         samples_P = np.concatenate([each.samples_A[:n] for each, n in counted_S])[places_P]
         tokens_P = np.where(is_end_P, 0, fresh.stops_P)
         cursors = (fresh.positions_P, fresh.subs_P + is_end_P, tokens_P)
+        served_P = lengths_P
+        if not is_by_token:
+            counts = drawn.counts_S.tolist()
+            heads = [column[:n] for column, n in zip(counted, counts, strict=True)]
+            served_P = np.concatenate(heads)[places_P]
         return cls(
             mix=mix,
             weights_S=weights_S,
             drawable_S=drawable_S,
             fresh=fresh,
-            served_P=(fresh.starts_P == 0).astype(np.int64) if by_sample else lengths_P,
+            served_P=served_P,
             ends_P=np.arange(1, len(fresh) + 1)
             if unpacked
             else np.cumsum(room_of(mix, fresh.sources_P, lengths_P)),
@@ -186,6 +213,7 @@ class _Pass:
             cursors_P=list(zip(*(column.tolist() for column in cursors), strict=True)),
             finished_P=(samples_P + is_end_P).tolist(),
             finished_S=[0] * len(drawable_S),
+            stop=_first_last(drawn, places_P, limits_S),
         )
 
     def end_of_step(self, begin: int, budget: int) -> int | None:
@@ -196,7 +224,7 @@ class _Pass:
         # The piece that reaches the budget is the step's last, as where a draw of its own ends.
         target = budget + (int(self.ends_P[begin - 1]) if begin else 0)
         end = int(self.ends_P.searchsorted(target)) + 1
-        return end if end <= len(self.fresh) else None
+        return end if end <= self.stop else None
 
     def step(self, state: MixState, fresh: PieceTable, begin: int) -> Membership:
         """Return the step of the pieces ``fresh``, which lie from ``begin`` on, and those carried."""
@@ -222,6 +250,14 @@ class _Pass:
                 cursors_S=cursors, served_S=served_S, weights_S=self.weights_S, carried=carried
             ),
         )
+
+
+def _first_last(drawn: Drawn, places_P: NDArray[np.int64], limits_S: Sequence[int]) -> int:
+    """Return the first draw that takes the last piece before the end of a source; the number of draws if none does."""
+    behind_S = np.cumsum(drawn.counts_S) - drawn.counts_S
+    left_P = np.asarray(limits_S)[drawn.sources_N] - (places_P - behind_S[drawn.sources_N])
+    found = np.flatnonzero(left_P <= 1)
+    return int(found[0]) if len(found) else len(places_P)
 
 
 def _sums_by(

@@ -10,10 +10,11 @@ from omniload.machine import queue
 from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
 from omniload.plan.membership import Exhausted, Membership, Starved, membership_of
+from omniload.plan.window import window_of
 from tests.support.plane.reference import known_ahead
 from tests.support.plane.simulation import Simulation
 
-__all__ = ["MANY", "memberships", "simulated", "starved_draws", "steps_of", "trained"]
+__all__ = ["MANY", "memberships", "simulated", "starved_draws", "steps_of", "trained", "windows"]
 
 MANY = 1 << 30
 """More steps, and more tokens, than any such run has."""
@@ -32,10 +33,33 @@ def simulated(
 def memberships(world: Mapping[str, Any], known: int) -> list[tuple[Any, ...]]:
     """Plan a run to its end by membership alone, with ``known`` records known ahead, or more if those are too few."""
     return [
-        (found.pieces.rows(), found.row_offsets.tolist(), found.after.digest())
+        _content(found)
         for _, _, found in _draws(world, [known] * len(world["epochs"]))
         if isinstance(found, Membership)
     ]
+
+
+def windows(world: Mapping[str, Any], known: int, most: int) -> list[list[tuple[Any, ...]]]:
+    """Plan a run to its end by windows of up to ``most`` steps, with ``known`` records known ahead, or more."""
+    epochs, mix = world["epochs"], world["mix"]
+    state, ends_S = MixState.start(len(epochs)), [len(epoch) for epoch in epochs]
+    planned, count = list[list[tuple[Any, ...]]](), known
+    while True:
+        found = window_of(
+            mix, state, _ahead(state, epochs, [count] * len(epochs)), ends_S, most=most
+        )
+        if isinstance(found, Exhausted):
+            return planned
+        if isinstance(found, Starved):
+            count += 1
+            continue
+        planned.append([_content(step) for step in found])
+        state, count = found[-1].after, known
+
+
+def _content(step: Membership) -> tuple[Any, ...]:
+    counts = (step.finished_S.tolist(), step.lost_S.tolist(), step.served_S)
+    return step.pieces.rows(), step.row_offsets.tolist(), step.after.digest(), *counts
 
 
 def starved_draws(

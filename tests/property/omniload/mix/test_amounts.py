@@ -21,6 +21,7 @@ from tests.support.plane.finite_runs import (
     simulated,
     starved_draws,
     trained,
+    windows,
 )
 from tests.support.plane.reference import known_ahead
 
@@ -124,6 +125,13 @@ def test_the_steps_are_the_same_however_much_is_known_ahead(world, known):
     assert memberships(world, known) == memberships(world, 400)
 
 
+@given(worlds(), st.integers(0, 40), st.sampled_from([2, 3, 8, 40]))
+def test_steps_that_are_drawn_together_are_those_that_are_drawn_one_by_one(world, known, most):
+    together = windows(world, known, most)
+
+    assert [step for window in together for step in window] == memberships(world, 400)
+
+
 @given(worlds(), st.lists(st.integers(0, 9), min_size=3, max_size=3), st.integers(1, 30))
 def test_a_draw_that_starves_waits_for_no_source_but_those_that_it_names(world, known, more):
     for starved, with_more_of_others in starved_draws(world, known, more):
@@ -176,4 +184,4 @@ def test_the_rest_of_a_last_sample_is_waited_for_where_it_is_not_known_yet():
 
     steps = memberships(world, 0)
 
-    assert [len(pieces) for pieces, _, _ in steps] == [2, 2, 1]
+    assert [len(pieces) for pieces, *_ in steps] == [2, 2, 1]

@@ -7,6 +7,7 @@ the records and not with a plan.
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ from tests.support.plane.finite_runs import (
     starved_draws,
     steps_of,
     trained,
+    windows,
 )
 from tests.support.plane.simulation import Simulation
 
@@ -155,6 +157,26 @@ def test_the_journal_of_a_finite_run_folds_to_its_states(world, first_read):
 @given(worlds(), st.integers(0, 20))
 def test_the_end_is_the_same_however_much_is_known_ahead(world, known):
     assert memberships(world, known) == memberships(world, 200)
+
+
+@given(worlds(), st.integers(0, 20), st.sampled_from([2, 3, 8, 40]))
+def test_steps_that_are_drawn_together_are_those_that_are_drawn_one_by_one(world, known, most):
+    together = windows(world, known, most)
+
+    assert [step for window in together for step in window] == memberships(world, 200)
+    assert max(map(len, together), default=1) <= most
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_only_the_steps_in_which_a_source_ends_are_drawn_one_by_one(stop):
+    mix = a_mix(sources=("books", "web"), rows=2, length=LENGTH, micro_rows=1, mix={"stop": stop})
+    world = {"mix": mix, "epochs": [[[LENGTH]] * 20, [[LENGTH]] * 40]}
+
+    lengths = [len(window) for window in windows(world, 200, 8)]
+
+    assert sum(lengths) >= 19
+    # Each end costs a shorter window before it, and the step of the end.
+    assert len(lengths) <= sum(lengths) // 8 + 1 + 2 * len(world["epochs"]), lengths
 
 
 @given(worlds(), st.lists(st.integers(0, 9), min_size=3, max_size=3), st.integers(1, 30))
