@@ -33,6 +33,7 @@ __all__ = [
     "budget_of",
     "candidates_of",
     "lost_of",
+    "membership_from",
     "membership_of",
 ]
 
@@ -139,7 +140,13 @@ def membership_of(
     Raises:
         ConfigError: It draws a document that is longer than a row, and whose source refuses such.
     """
-    given = candidates_of(mix, state, ahead, epochs_S)
+    return membership_from(mix, state, candidates_of(mix, state, ahead, epochs_S))
+
+
+def membership_from(
+    mix: MixConfig, state: MixState, given: Candidates
+) -> Membership | Starved | Exhausted:
+    """Draw and pack a step from its candidates; returns and raises as ``membership_of``."""
     ahead, drawable_S, known_S, ends_S = given.ahead, given.drawable_S, given.known_S, given.ends_S
     weights_S = given.weights_S
     found = draw_step(mix, state, weights_S, known_S, budget_of(mix, state))

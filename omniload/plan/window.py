@@ -35,7 +35,7 @@ from omniload.plan.membership import (
     budget_of,
     candidates_of,
     lost_of,
-    membership_of,
+    membership_from,
 )
 from omniload.plan.packing import packed
 from omniload.plan.rows.by_source import room_of, sizes_of
@@ -97,24 +97,20 @@ def window_of(
         whose samples are missing for the first; or that the run has ended.
     """
     most = min(most, steps_alike(mix.mix.stages, state.step))
-    if most > 1 and (steps := _drawn_together(mix, state, ahead, epochs_S, most)):
+    given = candidates_of(mix, state, ahead, epochs_S)
+    if most > 1 and (steps := _drawn_together(mix, state, given, most)):
         return steps
-    found = membership_of(mix, state, ahead, epochs_S)
+    found = membership_from(mix, state, given)
     return [found] if isinstance(found, Membership) else found
 
 
 def _drawn_together(
-    mix: MixConfig,
-    state: MixState,
-    ahead: Sequence[SampleTable],
-    epochs_S: Sequence[int] | None,
-    most: int,
+    mix: MixConfig, state: MixState, given: Candidates, most: int
 ) -> list[Membership]:
     """Return as many steps as are known whole, and in which no source ends; there may be none.
 
     The step in which a source ends is drawn by itself, because what it draws depends on that end.
     """
-    given = candidates_of(mix, state, ahead, epochs_S)
     limits_S = given.before_ends(mix, state)
     if limits_S is None:
         return []
