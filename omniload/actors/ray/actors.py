@@ -87,7 +87,7 @@ class PresentActor:
         return os.getpid()
 
     def process(self) -> Process:
-        """Return the actor's process and its place."""
+        """Return the actor's process, its place and its release."""
         return Process.own(node_here(), self._lives.native_id or 0)
 
     def heartbeats(self) -> tuple[float, list[JsonObject]]:

@@ -112,6 +112,13 @@ class Crew:
         """Return the names of all roles."""
         return [*self.sources_of, *self.dp_ranks_of, PLANNER]
 
+    def appoint(self) -> None:
+        """Let the first member of every role hold it, though none is started yet."""
+        self.holders = {role: Member(role) for role in self.roles()}
+        self.serving = {
+            s: self.holders[role] for role, sources in self.sources_of.items() for s in sources
+        }
+
     def add_loader(self, reads: int, sources: tuple[int, ...] = ()) -> str:
         """Add a loader with this many concurrent reads; return its role, whose name was never used before."""
         role = f"loader-{next(self._numbers)}"

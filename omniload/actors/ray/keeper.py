@@ -16,6 +16,7 @@ from omniload.actors.ray.crew import Crew
 from omniload.actors.ray.hosts.relay import Relay
 from omniload.actors.ray.layout import PLANNER
 from omniload.actors.ray.processes import Process
+from omniload.actors.ray.release import other_release
 from omniload.actors.ray.scaling.opening import event_of_opening
 from omniload.actors.ray.shadows import Shadows
 from omniload.base.errors import OmniloadError, UnavailableError
@@ -295,6 +296,8 @@ class Keeper:
             self._crew.bury(member)
         elif self._crew.placing.is_astray(member, process.node):
             why = "Ray has started it on another node than the one chosen for it"
+            self._carry(self._roster.handle(MemberEnded(member, why)))
+        elif why := other_release(process.release, member.name):
             self._carry(self._roster.handle(MemberEnded(member, why)))
 
     def _watch(self, member: Member) -> None:

@@ -42,6 +42,7 @@ from omniload.actors.ray.hosts.watches import Watches
 from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.layout import PLANNER, dp_ranks_of_constructors, store_bytes
 from omniload.actors.ray.rank.handle import RayHandle
+from omniload.actors.ray.release import require_own_release
 from omniload.actors.ray.scaling.mover import Mover
 from omniload.actors.ray.scaling.shell import SCALER, Scaling
 from omniload.actors.ray.shadows import Shadows
@@ -53,7 +54,6 @@ from omniload.base.linux.cores import cores_here
 from omniload.base.log import RoleLogs
 from omniload.machine.loader_groups import LoaderShare, costs_of, partition, seconds_in_loaders
 from omniload.machine.messages import ResizeAsked
-from omniload.machine.roster.members import Member
 from omniload.source.kept_profile import kept_profiles
 
 __all__ = ["RayPlane"]
@@ -120,17 +120,16 @@ class RayPlane(DataPlane):
         processes = MemberProcesses(Watches(begin_watch))
         self._crew = crew = Crew(spec, shares, self.address, self._node, processes)
         crew.place_at(at_current(spec.mix.runtime.place))
-        crew.holders = {role: Member(role) for role in crew.roles()}
-        crew.serving = {
-            s: crew.holders[role] for role, sources in crew.sources_of.items() for s in sources
-        }
+        crew.appoint()
         crew.wait_for_room()
         loaders = [crew.holders[role] for role in crew.sources_of]
-        for member in (*loaders, crew.holders[PLANNER]):
+        members = *loaders, *(crew.holders[role] for role in (PLANNER, *crew.dp_ranks_of))
+        for member in members:
             crew.start(member)
-        for role in crew.dp_ranks_of:
-            crew.start(crew.holders[role])
         opening = [crew.open_loader(member) for member in loaders]
+        for member in members:
+            process = self._patiently(crew.actors[member].process.remote(), member.name)
+            require_own_release(process.release, member.name)
         for member, found in zip(loaders, opening, strict=True):
             # One after the other, although all open concurrently, because the limit is on time without progress.
             crew.facts |= self._patiently(found, member.name)
@@ -138,8 +137,7 @@ class RayPlane(DataPlane):
         spec.keep()
         logs = RoleLogs(self.address.logs)
         self._opened.callback(logs.close)
-        log = logs.of("keeper")
-        self._keeper = Keeper(crew, crew.roster(), Shadows(crew), self._gate, log)
+        self._keeper = Keeper(crew, crew.roster(), Shadows(crew), self._gate, logs.of("keeper"))
         # After the first opening, because a failure there is a fault of the run, which a replacement would repeat.
         self._keeper.begin()
         if spec.mix.runtime.scaling.mode == "auto":

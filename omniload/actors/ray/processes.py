@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from omniload.actors.ray.release import Release
 from omniload.base.errors import UnavailableError
 from omniload.base.linux.stopped import StopLooks
 
@@ -40,6 +41,8 @@ class Process:
     """Id of its node of Ray, if known."""
     thread: int = 0
     """Id of one of its threads that ends exactly when the process does; 0 if there is none."""
+    release: Release | None = None
+    """What it runs, if it holds a role, as only such a process names a thread."""
 
     @classmethod
     def own(cls, node: str = "", thread: int = 0) -> Self:
@@ -47,7 +50,8 @@ class Process:
         # Namespace ids are only unique within a boot, so two machines may have the same.
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         namespace = Path("/proc/self/ns/pid").readlink()
-        return cls(os.getpid(), f"{boot} {namespace}", node, thread)
+        release = Release.own() if thread else None
+        return cls(os.getpid(), f"{boot} {namespace}", node, thread, release)
 
 
 class HeldProcess:

@@ -49,15 +49,14 @@ def attach_to(stack: ExitStack, spec: PlaneSpec, digest: str) -> PlaneAddress:
     Raises:
         OmniloadError: See the opening of a plane; or the run's plane is of another mix, or serves another driver.
     """
-    import omniload  # noqa: PLC0415 -- the package itself, which imports this module
-
     try:
         from omniload.actors.ray.given.detached import attach  # noqa: PLC0415 -- an extra
         from omniload.actors.ray.given.tenancy import Attaching  # noqa: PLC0415
+        from omniload.actors.ray.release import Release  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise missing_extra("runtime.lifetime detached", error) from error
     identity = {
-        "release": omniload.__version__,
+        "release": str(Release.own()),
         "folder of the mix": str(spec.base_dir.resolve()),
         **MixValues.of(spec.mix).values,
         _DIGEST: digest,

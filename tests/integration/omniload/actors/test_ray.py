@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from omniload.actors.ray.environment import ray
 from omniload.actors.ray.hosts.node import start_node
 from omniload.actors.ray.hosts.node_plan import NodePlan
 from omniload.actors.ray.plane import RayPlane
+from omniload.actors.ray.release import Release
 from omniload.actors.reaper_process import marks_of
 from tests.support.plane.local_runs import a_spec
 from tests.support.programs import finished
@@ -274,6 +276,20 @@ def test_a_bad_record_crosses_ray_as_the_error_it_is(tmp_path):
     plane.close()  # closed a second time, which has no effect
 
     assert type(caught.value) is IntegrityError
+
+
+def test_roles_that_run_other_code_of_the_same_version_are_refused_with_both_places(
+    tmp_path, monkeypatch
+):
+    own = Release.own()
+    older = replace(own, code="0" * 16, place="/old on a")
+    monkeypatch.setattr(Release, "own", lambda: older)
+
+    with pytest.raises(ConfigError) as caught:
+        RayPlane(a_spec(tmp_path, with_runtime(a_mixed_corpus(tmp_path), kind="ray")))
+
+    of_role, of_this = f"runs omniload {own} ({own.place})", f"this process {older} (/old on a)"
+    assert f"loader-0 {of_role}, {of_this}, so their samples may differ" in str(caught.value)
 
 
 def test_a_source_that_cannot_be_opened_is_refused_by_name_and_leaves_no_ray(tmp_path):

@@ -3,6 +3,7 @@
 import queue
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from omniload.actors.gate import Gate
 from omniload.actors.ray.hosts.beside_ranks import Moves
 from omniload.actors.ray.keeper import Keeper
 from omniload.actors.ray.processes import Process
+from omniload.actors.ray.release import Release
 from omniload.actors.ray.shadows import Shadows
 from omniload.base.errors import UnavailableError
 from omniload.machine.messages import TakeOver
@@ -104,6 +106,20 @@ def test_a_member_that_was_replaced_before_its_process_was_known_is_ended_by_tha
     first.process.asked.get(timeout=LIMIT_S).set_result(Process(7, "here"))
 
     assert [crew.done.get(timeout=LIMIT_S) for _ in range(2)] == [("hold", FIRST), ("end", FIRST)]
+
+
+def test_a_member_that_runs_another_release_is_replaced_and_said_to_do_so(crew, caplog):
+    older = replace(Release.own(), code="0" * 16, place="/old on a")
+    process = crew.actors[FIRST].process
+    process.asked.get(timeout=LIMIT_S).set_result(Process(7, "here", release=older))
+
+    found = [crew.done.get(timeout=LIMIT_S) for _ in range(3)]
+
+    assert found == [("hold", FIRST), ("end", FIRST), ("start", Member("loader-0", 1))]
+    said = (
+        "loader-0 is replaced: loader-0 runs omniload 0.1.0 with code 0000000000000000 (/old on a)"
+    )
+    assert said in caplog.text
 
 
 def test_a_constructor_that_follows_a_lost_one_is_at_home_also_where_a_move_came_too_late():

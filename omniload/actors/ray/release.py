@@ -1,0 +1,63 @@
+"""The release that a process runs: its code decides which samples a step has, so all roles of a plane need one code."""
+
+import hashlib
+import socket
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Self
+
+from typing_extensions import override
+
+import omniload
+from omniload.base.errors import ConfigError
+
+__all__ = ["Release", "other_release", "require_own_release"]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The version and the code of omniload in a process."""
+
+    version: str
+    code: str
+    """Digest of all modules, because many commits have the same version."""
+    place: str
+    """Folder and host of the code, for messages."""
+
+    @classmethod
+    @cache
+    def own(cls) -> Self:
+        """Return the release of this process; the modules are read once, which takes 10 ms."""
+        folder = Path(omniload.__file__).parent
+        digest = hashlib.blake2b(digest_size=8)
+        for module in sorted(folder.rglob("*.py")):
+            content = module.read_bytes()
+            digest.update(f"{module.relative_to(folder)} {len(content)} ".encode())
+            digest.update(content)
+        return cls(omniload.__version__, digest.hexdigest(), f"{folder} on {socket.gethostname()}")
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.version} with code {self.code}"
+
+
+def other_release(found: Release | None, role: str) -> str:
+    """Return how a role's release differs from that of this process; empty if it is the same, or is not known."""
+    own = Release.own()
+    if found is None or (found.version, found.code) == (own.version, own.code):
+        return ""
+    said = f"{role} runs omniload {found} ({found.place}), this process {own} ({own.place})"
+    return f"{said}, so their samples may differ"
+
+
+def require_own_release(found: Release | None, role: str) -> None:
+    """Refuse a role whose process runs another release than this one.
+
+    Raises:
+        ConfigError: Its version or its code differs.
+    """
+    if differs := other_release(found, role):
+        raise ConfigError(
+            f"{differs}: install one release on all hosts, or have the runtime_env of the job bring it"
+        )
