@@ -25,7 +25,7 @@ from omniload.source.formats.format import (
 )
 from omniload.source.formats.spec import FormatSpec
 from omniload.source.index import FileUnits, IndexCache, index_of
-from omniload.source.parsing.arrow_columns import index_kind, require_table
+from omniload.source.parsing.arrow_columns import index_kind, kept_of, require_table
 from omniload.source.parsing.nested_columns import column_of, types_of
 from omniload.source.parsing.table_records import TableColumns
 from omniload.source.parsing.token_lists import nulls_of
@@ -53,6 +53,8 @@ _LEAST_SHARED = 4
 """Rows for each text of a dictionary from which reading numbers into the dictionary is faster."""
 _MOST_TIMES, _ROOM_BYTES = 16, 64 << 20
 """Limits of the first room for the texts of a row group: a multiple of the file's size, or this many bytes if more."""
+_LEAST_LOOKED = 1 << 16
+"""Bytes of a row group below which a look at its conditions alone would take longer than the decoding of its texts."""
 _NO_TABLE = pa.table({})
 _IMAGES_AT_ONCE = 16
 """Rows whose images are decoded before their size is checked."""
@@ -76,6 +78,8 @@ class ParquetFormat(Format):
         """Whether rows had texts in common at the last check, which makes dictionaries worth their cost."""
         self._leaf: int | None = None
         """Number of the text column of the opened shard; ``None`` if its texts cannot be copied as they are stored."""
+        self._kinds: dict[str, pa.DataType] = {}
+        """Types of the columns of the opened shard that are read, if there are conditions."""
 
     @override
     def units(self) -> UnitTable:
@@ -87,17 +91,16 @@ class ParquetFormat(Format):
         part = f"row group {group}"
         with reading(self._files[shard], part):
             opened = self._shard(shard)
-            laid = self._indexed_texts(opened, shard, group)
-            if laid is None:
-                laid = self._laid_texts(opened, group, self._files[shard].size_bytes)
-            columns = self._columns.all if laid is None else self._columns.others
-            # In one thread, because there are many loaders, and each has a core of its own.
-            table = (
-                opened.read_row_group(group, columns=list(columns), use_threads=False)
-                if columns
-                else _NO_TABLE
-            )
-            images = self._images_of(opened, group, self._files[shard].path)
+            laid, images, table = None, None, self._left_out(opened, group)
+            if table is None:
+                laid = self._indexed_texts(opened, shard, group)
+                if laid is None:
+                    laid = self._laid_texts(opened, group, self._files[shard].size_bytes)
+                names = self._columns.all if laid is None else self._columns.others
+                table = _read(opened, group, names)
+                images = self._images_of(opened, group, self._files[shard].path)
+            elif self._config.images is not None:
+                images = table[self._config.images]
         where = f"{self._files[shard].path}: {part}"
         texts = table if laid is None else laid[0]
         for rows in (len(texts), *([] if images is None else [len(images)])):
@@ -161,6 +164,18 @@ class ParquetFormat(Format):
                 use_threads=False,
             )
             return pa.Table.from_batches([next(batches)]), f"{file.path}: {part}"
+
+    def _left_out(self, shard: pq.ParquetFile, group: int) -> pa.Table | None:
+        """Return a row group with nulls for all but the columns of conditions, if no row meets these, else ``None``."""
+        where = self._config.where
+        if not where or shard.metadata.row_group(group).total_byte_size < _LEAST_LOOKED:
+            return None
+        asked = _read(shard, group, list(where))
+        kept_B = kept_of(where, asked, len(asked))
+        if kept_B is None or kept_B.any():
+            return None
+        nulls = {name: pa.nulls(len(asked), kind) for name, kind in self._kinds.items()}
+        return pa.table(nulls | {name: column_of(asked, name) for name in where})
 
     def _images_of(self, shard: pq.ParquetFile, group: int, path: str) -> pa.ChunkedArray | None:
         """Read the column of images a few rows at a time, within a limit.
@@ -268,6 +283,10 @@ class ParquetFormat(Format):
             self._opened = shard, _open(self._files[shard])
             # Computed here, because each access to the Arrow schema converts it from Parquet's schema.
             self._leaf = _leaf_of(self._opened[1], self._columns.texts)
+            if self._config.where:
+                schema = self._opened[1].schema_arrow
+                read = (*self._columns.all, *self._config.image_members)
+                self._kinds = {name: types_of(schema, name)[0] for name in read}
         return self._opened[1]
 
     def _index(self, file: ShardFile) -> FileUnits:
@@ -283,6 +302,14 @@ class ParquetFormat(Format):
         return FileUnits(
             rows=np.array(rows, np.int64), starts=groups, stops=groups + 1, content=content
         )
+
+
+def _read(shard: pq.ParquetFile, group: int, columns: Sequence[str]) -> pa.Table:
+    """Return columns of a row group."""
+    if not columns:
+        return _NO_TABLE
+    # In one thread, because there are many loaders, and each has a core of its own.
+    return shard.read_row_group(group, columns=list(columns), use_threads=False)
 
 
 def _size_of(group: pq.RowGroupMetaData, column: str) -> int:

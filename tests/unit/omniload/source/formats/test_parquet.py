@@ -437,3 +437,57 @@ def test_what_stands_beside_texts_keeps_to_their_rows(shard, opened, monkeypatch
 
     assert texts(records) == ["one", "two", "three"]
     assert records.kept_B.tolist() == [False, True, False]
+
+
+def test_texts_of_a_row_group_that_no_row_of_is_asked_for_are_not_decoded(
+    shard, opened, monkeypatch
+):
+    monkeypatch.setattr(parquet, "_LEAST_LOOKED", 0)
+    path = shard(["one", "two", "three"], "text", group_rows=2, write_page_checksum=True)
+    chunk = pq.read_metadata(path).row_group(0).column(1)
+    data = bytearray(path.read_bytes())
+    # A read of the texts would find the damage.
+    data[chunk.data_page_offset + chunk.total_compressed_size // 4] ^= 0xFF
+    path.write_bytes(data)
+    reader = opened("text", holds_text=True, where={"id": 2})
+
+    none, one = reader.read_unit(0), reader.read_unit(1)
+
+    assert texts(none) == ["", ""]
+    assert none.kept_B.tolist() == [False, False]
+    assert not none.bad_B.any()
+    assert texts(one) == ["three"]
+
+
+def test_rows_that_nobody_asks_for_have_all_columns(tmp_path, monkeypatch):
+    rows = {
+        "meta": [{"lang": "de", "text": "ein"}, {"lang": None, "text": "zwei"}],
+        "ids": pa.array([[1, 2], [3]], pa.list_(pa.uint16())),
+        "mask": [[1, 0], [1]],
+        "name": pa.array(["a", "b"]).dictionary_encode(),
+        "number": [1, 2],
+        "images": pa.array([[b"ab"], [b"c", b"d"]], pa.list_(pa.binary())),
+    }
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    files = find_files(["*.parquet"], tmp_path, source="web")
+    tags = {"tag": {"column": "name", "dtype": "text", "of": "samples"}}
+    images = [{"type": "images", "patch": 2, "placeholder": 0}]
+    kinds = [
+        {"text": "meta.text", "images": "images", "transforms": images, "columns": tags},
+        {"tokens": "ids", "key": "number", "columns": {"loss_mask": "mask", **tags}},
+    ]
+    for kind in kinds:
+        config = ParquetSource(type="parquet", path="*.parquet", where={"meta.lang": "en"}, **kind)
+        decoded = ParquetFormat(files, config).read_unit(0)
+        monkeypatch.setattr(parquet, "_LEAST_LOOKED", 0)
+        looked = ParquetFormat(files, config).read_unit(0)
+        monkeypatch.undo()
+
+        assert not looked.usable_B.any()
+        assert not decoded.usable_B.any()
+        assert looked.others.keys() == decoded.others.keys()
+        for name, column in looked.others.items():
+            assert len(column) == 2
+            assert column.values_V.dtype == decoded.others[name].values_V.dtype
+        assert looked.column.values_V.dtype == decoded.column.values_V.dtype
+        assert (looked.keys_B is None) == (decoded.keys_B is None)
