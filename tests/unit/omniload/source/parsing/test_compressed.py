@@ -22,6 +22,7 @@ from omniload.source.formats import jsonl
 from omniload.source.formats.jsonl import JsonlFormat
 from omniload.source.index import IndexCache
 from omniload.source.parsing import compressed
+from omniload.source.parsing.beginnings import codec_of
 from omniload.source.patterns import find_files
 
 RANDOM = random.Random(5)
@@ -260,3 +261,21 @@ def test_a_shard_changed_in_its_place_is_found_by_what_its_units_held(
         IntegrityError, match=r"bytes \d+ to \d+ differ from those that were indexed"
     ):
         reader.read_unit(last)
+
+
+@pytest.mark.parametrize(
+    ("path", "codec"),
+    [
+        ("data/a.jsonl.gz", "gzip"),
+        ("data/a.b.TGZ", "gzip"),
+        ("s3://lake/a.zst", "zstd"),
+        ("a.ZSTD", "zstd"),
+        ("data.gz/a", None),
+        ("data.gz/a.jsonl", None),
+        ("data/.gz", None),
+        ("gz", None),
+        ("a.", None),
+    ],
+)
+def test_the_end_of_a_name_tells_the_compression(path, codec):
+    assert codec_of(SimpleNamespace(path=path)) == codec
