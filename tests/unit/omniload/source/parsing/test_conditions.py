@@ -114,6 +114,23 @@ def test_lines_and_columns_are_kept_as_by_arrows_own_filter(found, where):
     assert by_lines == kept
 
 
+@pytest.mark.parametrize("limit", [0.6, 0.7, 0.75])
+def test_numbers_of_float32_are_compared_as_by_arrows_own_filter(limit):
+    values = [0.6, 0.7, 0.75, 0.9]
+    table = pa.table({"quality": pa.array(values, pa.float32()), "number": range(4)})
+    field = ds.field("quality")
+    for condition, arrows in [
+        (Between(at_least=limit), field >= limit),
+        (Between(at_most=limit), field <= limit),
+        ((limit,), field == limit),
+    ]:
+        kept = ds.dataset(table).to_table(filter=arrows)["number"].to_pylist()
+
+        found = kept_columns({"quality": condition}, {"quality": table["quality"]}, 4)
+
+        assert found.nonzero()[0].tolist() == kept
+
+
 @given(rows, wheres)
 def test_fields_of_text_are_kept_as_the_values_that_they_write(found, where):
     """A field cannot be null: an empty field is an empty text, and no number or truth value."""
