@@ -178,7 +178,11 @@ def _block_bytes(
     filled: int,
 ) -> int:
     """Return an upper estimate of a block's decoded bytes, because the shuffle may put the largest units together."""
-    bytes_per_record = sum(s.decoded_bytes for s in sampled) / int(rows_U[chosen].sum())
+    # A unit in which no record meets the conditions may not be decoded at all, and a block of others is larger.
+    given_C = np.asarray([bool(sample.lengths.any()) for sample in sampled])
+    given_C |= not given_C.any()
+    decoded_C = np.asarray([sample.decoded_bytes for sample in sampled])
+    bytes_per_record = int(decoded_C[given_C].sum()) / int(rows_U[chosen][given_C].sum())
     return round(int(np.sort(rows_U)[-shuffle.units_together(filled) :].sum()) * bytes_per_record)
 
 

@@ -54,6 +54,20 @@ def test_records_are_counted_and_tokens_estimated_from_a_part(tmp_path):
     assert found.block_bytes == pytest.approx(4 * 50 * (21 * 4 + 8), rel=0.02)
 
 
+def test_units_of_which_conditions_leave_out_every_record_make_no_block_small(tmp_path):
+    """Such units are not decoded whole; those of the kept records are, and the shuffle puts them together."""
+    texts = [f"{row:0999d}" for row in range(2_000)]
+    table = pa.table({"text": texts, "kept": [row >= 1_500 for row in range(2_000)]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=100)
+    sizes = []
+    for where in ({}, {"kept": True}):
+        config = ParquetSource(type="parquet", path="*.parquet", text="text", where=where)
+        spec = SourceSpec("web", config, tokenizer=BYTES, base_dir=tmp_path)
+        sizes.append(profile(spec).block_bytes)
+
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.02)
+
+
 def test_what_a_source_costs_is_kept_for_later_starts(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(lines(["abc", "defgh"]))
 
