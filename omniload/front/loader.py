@@ -91,7 +91,7 @@ class Loader:
         """Number of tokens of the tokenizer; ``None`` for a mix of token columns alone."""
         self.run_dir = None if notes is None else notes.run_dir
         """Folder of the run; ``None`` without one."""
-        self.leads = notes is None or notes.leads
+        self.leads = facts.leads
         """Whether this rank, the first with labels, reports for its peers along tp, pp and ep with the same batches."""
         self.num_ranks = facts.num_ranks
         """Number of ranks along dp, each of which gets different samples."""

@@ -96,7 +96,7 @@ def open_mix(  # noqa: PLR0913 -- keywords of the one call that users make
     spec = spec_of(mix, split, settings, runtime, place, launch.restarts)
     spec = as_detached(replace(kept_in(run_dir, mix, spec), num_steps=steps_of(steps)))
     form = form_at(form_of(arrays, labels, device), place, launch.rank, spec.mix)
-    notes = _notes_in(spec, launch, place)
+    notes = _notes_in(spec, launch)
     if launch.world_size == 1:
         loader = _loader_of(OpenAlone(spec), form, spec, state, notes, assumed_alone=rank is None)
         return _started(loader, spec, state)
@@ -120,7 +120,7 @@ def _started(loader: Loader, spec: PlaneSpec, state: Mapping[str, Json] | None) 
     return loader
 
 
-def _notes_in(spec: PlaneSpec, launch: Launch, place: Place) -> RunNotes | None:
+def _notes_in(spec: PlaneSpec, launch: Launch) -> RunNotes | None:
     """Return the notes of this rank in its run's folder; ``None`` without a folder, whose lack is logged."""
     if spec.run_dir is None:
         if spec.mix.balance.fit_every:
@@ -128,8 +128,7 @@ def _notes_in(spec: PlaneSpec, launch: Launch, place: Place) -> RunNotes | None:
                 "balance.fit_every needs the folder of a run, in which ranks report times; give run_dir="
             )
         return None
-    leads = place.leads(launch.rank, spec.mix.batch.pipeline)
-    return RunNotes(spec.run_dir, launch.rank, leads=leads)
+    return RunNotes(spec.run_dir, launch.rank)
 
 
 def _refuse_misuse(split: str | None, run_dir: str | Path | None) -> None:
@@ -165,6 +164,7 @@ def _loader_of(
     *,
     assumed_alone: bool = False,
 ) -> Loader:
+    together = open_client if isinstance(open_client, OpenTogether) else None
     facts = MixFacts(
         names=spec.mix.names,
         tags=tags_of(spec.mix.sources),
@@ -172,8 +172,10 @@ def _loader_of(
         num_steps=spec.num_steps,
         repeats=spec.mix.mix.stop == "never",
         num_ranks=spec.tree.size_of("dp"),
-        peers=open_client.place.peers if isinstance(open_client, OpenTogether) else (),
-        is_alone=isinstance(open_client, OpenAlone),
+        peers=() if together is None else together.place.peers,
+        leads=together is None
+        or together.place.leads(together.launch.rank, spec.mix.batch.pipeline),
+        is_alone=together is None,
         assumed_alone=assumed_alone,
     )
     return Loader(open_client, form, facts, state=state, notes=notes)

@@ -98,6 +98,8 @@ class MixFacts:
     """Ranks along dp."""
     peers: tuple[int, ...] = ()
     """Numbers of the ranks that take the same batch, this one among them; none where it has no peers."""
+    leads: bool = True
+    """Whether this rank reports for its peers: it is the first of them that has labels."""
     is_alone: bool = False
     """Whether the plane serves this process alone, so that it ends when the loader is garbage-collected."""
     assumed_alone: bool = False

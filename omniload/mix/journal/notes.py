@@ -15,9 +15,9 @@ __all__ = ["RunNotes"]
 class RunNotes:
     """The notes of a rank in the folder of its run: figures of its loop."""
 
-    def __init__(self, run_dir: Path, rank: int, *, leads: bool = True) -> None:
-        """Write to ``run_dir``; ``leads`` if ``rank`` reports for all ranks that have the same batches."""
-        self.run_dir, self.leads = run_dir, leads
+    def __init__(self, run_dir: Path, rank: int) -> None:
+        """Write what ``rank`` reports to ``run_dir``."""
+        self.run_dir = run_dir
         self.losses, self.rewards = LossLog(run_dir, rank), RewardLog(run_dir, rank)
         self.times = TimeLog(run_dir, rank)
 

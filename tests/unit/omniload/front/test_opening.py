@@ -158,15 +158,17 @@ class TwoByTwo:
         return self.at
 
 
+@pytest.mark.parametrize("has_folder", [True, False])
 @pytest.mark.parametrize(("at", "leads"), [((0, 0), True), ((0, 1), False), ((1, 0), True)])
 def test_a_loader_says_how_many_ranks_there_are_and_whether_it_speaks_for_its_peers(
-    tmp_path, at, leads
+    tmp_path, at, leads, has_folder
 ):
-    loader = omniload.open(
-        MIX, mesh=TwoByTwo(*at), rank=2 * at[0] + at[1], world_size=4, run_dir=tmp_path
-    )
+    run_dir = tmp_path if has_folder else None
+    rank = 2 * at[0] + at[1]
 
-    assert (loader.num_ranks, loader.leads, loader.run_dir) == (2, leads, tmp_path)
+    loader = omniload.open(MIX, mesh=TwoByTwo(*at), rank=rank, world_size=4, run_dir=run_dir)
+
+    assert (loader.num_ranks, loader.leads, loader.run_dir) == (2, leads, run_dir)
 
 
 @pytest.mark.parametrize(
