@@ -29,6 +29,7 @@ __all__ = [
     "aligned_of",
     "brings_labels",
     "rows_of",
+    "source_ids_of",
 ]
 
 
@@ -177,6 +178,18 @@ def rows_of(part: Microbatch | CpSlice, column: str) -> NDArray[Any]:
     suffix = "RC" if isinstance(part, CpSlice) else "RT"
     rows: NDArray[Any] = getattr(part, f"{column}_{suffix}")
     return rows
+
+
+def source_ids_of(part: Microbatch | CpSlice) -> NDArray[np.int16]:
+    """Return the number of the source of each token of rows, whole or a slice of cp peers; -1 in the padding."""
+    if isinstance(part, Microbatch):
+        return part.source_ids_RT
+    rows, columns = part.tokens_RC.shape
+    if not rows:
+        return np.empty((rows, columns), np.int16)
+    # A slice has the bounds and sources of whole rows.
+    ids: NDArray[np.int16] = np.repeat(part.sources_D, np.diff(part.cu_seqlens))
+    return ids.reshape(rows, -1)[:, part.indices_C]
 
 
 def brings_labels(part: Microbatch | CpSlice) -> bool:

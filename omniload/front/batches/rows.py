@@ -24,6 +24,7 @@ from omniload.batch.microbatch import (
     aligned_of,
     brings_labels,
     rows_of,
+    source_ids_of,
 )
 from omniload.batch.rows import (
     Documents,
@@ -106,9 +107,7 @@ class PackedRows:
     @cached_property
     def source_ids(self) -> Any:  # noqa: ANN401
         """Source of each token, as an index into the sorted names ``[R, T]``, int64; -1 in the padding."""
-        if isinstance(self._part, CpSlice):
-            raise ConfigError("a slice for cp peers has no source_ids; use tokens_by_source")
-        return self._tensor(self._part.source_ids_RT, np.int64)
+        return self._tensor(source_ids_of(self._part), np.int64)
 
     @cached_property
     def cu_seqlens(self) -> Any:  # noqa: ANN401
@@ -145,11 +144,7 @@ class PackedRows:
 
         Such a model treats a packed row as one document, so use ``pack: {method: none}``.
         """
-        if isinstance(self._part, CpSlice):
-            raise ConfigError(
-                "a slice for cp peers has no padding_mask; its labels are -100 in the padding"
-            )
-        return self._tensor(self._part.source_ids_RT >= 0, np.bool_)
+        return self._tensor(source_ids_of(self._part) >= 0, np.bool_)
 
     @cached_property
     def attention_mask(self) -> Any:  # noqa: ANN401

@@ -1,6 +1,7 @@
 """The batches of a training loop: shapes, types, labels of both kinds, masks and joined microbatches."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def a_microbatch(rows, *, length):
         for document in [*row, *padding]:
             bounds.append(bounds[-1] + len(document))
     return Microbatch(
-        tokens_RT=np.array(tokens, np.int32),
+        tokens_RT=np.array(tokens, np.int32).reshape(len(rows), length),
         cu_seqlens=np.array(bounds, np.int32),
         sources_D=np.array(sources, np.int16),
         next_D=np.full(len(sources), IGNORE_LABEL, np.int32),
@@ -171,8 +172,8 @@ def test_a_device_that_is_not_there_is_refused_before_anything_moves(device):
         a_batch(FIRST, arrays=TorchArrays()).to(device)
 
 
-def test_slices_of_cp_peers_are_joined_and_carry_no_sources():
-    part = a_microbatch([[[1, 2, 3, 4, 5, 6, 7, 8]]], length=8)
+def test_slices_of_cp_peers_are_joined_and_carry_sources():
+    part = a_microbatch([[[1, 2, 3, 4, 5, 6, 7]]], length=8)
     batch = Batch(
         step=0,
         microbatches=(slice_for_cp(part, 0, 2), slice_for_cp(part, 0, 2)),
@@ -182,15 +183,33 @@ def test_slices_of_cp_peers_are_joined_and_carry_no_sources():
     )
     rows = TrainingBatch(batch, NumpyArrays(), "shifted")
 
-    assert rows.tokens.tolist() == [[1, 2, 7, 8]] * 2
+    assert rows.tokens.tolist() == [[1, 2, 7, 0]] * 2
+    assert rows.source_ids.tolist() == [[0, 0, 0, -1]] * 2
+    assert rows.padding_mask.tolist() == [[True, True, True, False]] * 2
     assert rows.columns_in_row.tolist() == rows.microbatches[0].columns_in_row.tolist()
     assert rows.columns_in_row.tolist() == [0, 1, 6, 7]
-    with pytest.raises(ConfigError, match="has no source_ids"):
-        rows.source_ids  # noqa: B018
     with pytest.raises(ConfigError, match="use cu_seqlens"):
         rows.attention_mask  # noqa: B018
-    with pytest.raises(ConfigError, match="has no padding_mask"):
-        rows.padding_mask  # noqa: B018
+
+
+def test_each_slice_of_cp_peers_has_the_sources_of_its_own_columns():
+    part = a_microbatch([[[1, 2, 3], [4, 5]], [[6, 7, 8, 9, 10, 11, 12]]], length=8)
+    part = replace(part, sources_D=np.array([2, 0, -1, 1, -1], np.int16))
+    whole = PackedRows(part, NumpyArrays(), "shifted")
+    slices = [PackedRows(slice_for_cp(part, i, 2), NumpyArrays(), "shifted") for i in range(2)]
+
+    for rows in slices:
+        at = rows.columns_in_row
+        assert rows.source_ids.tolist() == whole.source_ids[:, at].tolist()
+        assert rows.padding_mask.tolist() == whole.padding_mask[:, at].tolist()
+
+
+def test_a_slice_without_rows_has_no_sources():
+    part = a_microbatch([], length=8)
+
+    rows = PackedRows(slice_for_cp(part, 1, 2), NumpyArrays(), "shifted")
+
+    assert rows.source_ids.shape == rows.padding_mask.shape == (0, 4)
 
 
 def test_whole_rows_hold_every_column():
