@@ -29,6 +29,7 @@ from omniload.front.batches.rows import PackedRows
 from omniload.front.batches.training_batch import TrainingBatch
 from omniload.front.delivery import BatchForm, CopyAhead, Observed, Observer
 from omniload.front.spec import MixFacts
+from omniload.front.turn import giving_way
 from omniload.mix.journal.notes import RunNotes
 
 __all__ = ["Loader", "OpenClient"]
@@ -308,6 +309,8 @@ class Loader:
             # If something fails, the open parts are closed here; otherwise the loader closes them later.
             with SignalsHeld(), ExitStack() as stack:
                 self._client = self._open_client(stack, self._state)
+                if self._facts.gives_way:
+                    stack.enter_context(giving_way(self._give_way))
                 self._stack = stack.pop_all()
             if self._facts.is_alone:
                 self._dropped = weakref.finalize(self, _end_dropped, self._pid, self._stack)
@@ -315,6 +318,12 @@ class Loader:
             if self._closed:  # closed meanwhile by another thread, which found nothing to end
                 self._end_plane()  # type: ignore[unreachable]
         return self._client
+
+    def _give_way(self) -> None:
+        """End the plane; the next batch opens it anew, at the same place."""
+        if self._client is not None:
+            self._state = self._client.state_dict()
+            self._end_plane()
 
     def _refuse_copy(self) -> None:
         if self._pid != os.getpid():  # a fork, in which ``__getstate__`` never ran

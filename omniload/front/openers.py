@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import os
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -34,10 +33,11 @@ from omniload.front.meeting import Invitation, Meeting, NodeUp
 from omniload.front.mix_values import MixValues
 from omniload.front.peers import Dealt, FetchingHandle, FollowingHandle, Peers, Shared
 from omniload.front.rendezvous import FolderRendezvous, Rendezvous
+from omniload.front.turn import take_turn, take_turn_to_train
 from omniload.mix.config import MixConfig
 from omniload.mix.schema.splits import TRAIN
 
-__all__ = ["OpenAlone", "OpenTogether", "take_turn", "torch_part"]
+__all__ = ["OpenAlone", "OpenTogether", "torch_part"]
 
 _LOG = get_logger(__name__)
 _TORCH = "trainer_integration.loader.torch_arrays"
@@ -125,8 +125,10 @@ class OpenTogether(OpenClient):
             StateError: It is taken, and rank 0 cannot send batches to the others, or would hold up a training.
         """
         mix = self.spec.mix
+        # In a Ray of the user's, a training has no need of the turn.
+        trains = mix.split == TRAIN and not mix.runtime.address
         try:
-            take_turn(stack)
+            (take_turn_to_train if trains else take_turn)(stack)
         except StateError:
             ends = mix.split != TRAIN or mix.mix.stop == "each_once"
             if ends and group_of_torch() == (self.launch.rank, self.launch.world_size):
@@ -353,25 +355,6 @@ class OpenTogether(OpenClient):
             return FolderRendezvous(self.folder / "omniload")
         torch_rendezvous = torch_part("rendezvous_of")
         return torch_rendezvous(self.launch, self.timeout_s)  # type: ignore[no-any-return]
-
-
-_TURN = threading.Lock()
-"""Held while this process has a plane of several ranks, because a process is connected to only one Ray at a time."""
-
-
-def take_turn(stack: ExitStack) -> None:
-    """Refuse a second plane of several ranks in this process, before any rank waits for it.
-
-    Raises:
-        StateError: Such a plane is open; the message says what to do instead.
-    """
-    if not _TURN.acquire(blocking=False):
-        raise StateError(
-            "this process has a loader over several ranks open already; close it before you open another. In "
-            "addition to it, you may open a loader of a split, for evaluation, after init_process_group; and, with "
-            "rank=0 and world_size=1, loaders of this process alone"
-        )
-    stack.callback(_TURN.release)
 
 
 def torch_part(name: str) -> Callable[..., Any]:

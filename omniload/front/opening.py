@@ -27,6 +27,7 @@ from omniload.front.spec import MixFacts, Runtime, kept_in, spec_of
 from omniload.mix.config import MixConfig
 from omniload.mix.journal.notes import RunNotes
 from omniload.mix.run_record import RUN_RECORD_NAME
+from omniload.mix.schema.splits import TRAIN
 from omniload.mix.sources import tags_of, values_per_patch_of
 from omniload.plan.strategies import deals_images
 from omniload.source.tokenize import open_tokenizer
@@ -175,6 +176,7 @@ def _loader_of(
         peers=() if together is None else together.place.peers,
         leads=together is None
         or together.place.leads(together.launch.rank, spec.mix.batch.pipeline),
+        gives_way=together is not None and spec.mix.split != TRAIN,
         is_alone=together is None,
         assumed_alone=assumed_alone,
     )

@@ -16,10 +16,10 @@ from omniload.client import Client
 from omniload.front.arguments import check_choices, require_rank, timeout_from
 from omniload.front.batches.rows import Labels
 from omniload.front.loader import Loader, OpenClient
-from omniload.front.openers import take_turn
 from omniload.front.opening import form_of
 from omniload.front.plane_note import PlaneNote, note_of
 from omniload.front.spec import MixFacts
+from omniload.front.turn import take_turn_to_train
 from omniload.machine.messages import ResizeAsked
 from omniload.mix.journal.notes import RunNotes
 
@@ -99,7 +99,7 @@ class _JoinServed(OpenClient):
         plane, here = self.note.plane, host_id()
         # First, because a process with another open plane must keep that plane's secret of Ray.
         if plane.terms is None or not plane.terms.is_given:
-            take_turn(stack)
+            take_turn_to_train(stack)
         if plane.host != here:
             node = stack.enter_context(closing(node_for_rank(plane, self.note.token)))
             plane = plane.with_node_on(here, node.place)

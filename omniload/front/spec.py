@@ -100,6 +100,8 @@ class MixFacts:
     """Numbers of the ranks that take the same batch, this one among them; none where it has no peers."""
     leads: bool = True
     """Whether this rank reports for its peers: it is the first of them that has labels."""
+    gives_way: bool = False
+    """Whether it is an evaluation over several ranks, whose plane ends when a training opens its own."""
     is_alone: bool = False
     """Whether the plane serves this process alone, so that it ends when the loader is garbage-collected."""
     assumed_alone: bool = False

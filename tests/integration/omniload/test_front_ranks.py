@@ -97,7 +97,7 @@ def test_tensor_parallel_peers_are_handed_the_batches_and_states_of_the_rank_tha
     assert samples([by_rank[0], by_rank[2]]) == alone
     for fetches, follows in ((0, 1), (2, 3)):
         assert by_rank[follows]["seen"] == by_rank[fetches]["seen"]
-        # During the training: each place has its own rows, also after an evaluation that was left early.
+        # Before the training and during it: each place has its own rows, also after another that was left early.
         assert by_rank[follows]["held_out"] == by_rank[fetches]["held_out"]
     with omniload.open(evaluates, split="eval", rank=0, world_size=1, arrays="numpy") as loader:
         of_one = samples([{"seen": [[batch.step, batch.tokens.tolist()] for batch in loader]}])

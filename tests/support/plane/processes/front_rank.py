@@ -46,18 +46,33 @@ if "mesh" in KEYWORDS:
     KEYWORDS = with_mesh(KEYWORDS)
 
 
-def evaluated():
-    """Return the batches of an evaluation that is opened after another one, which is left after its first batch."""
+def evaluation_of():
+    """Open an evaluation."""
     of_ranks = {key: KEYWORDS[key] for key in ("mesh",) if key in KEYWORDS}
-    with omniload.open(HELD_OUT, split="eval", **of_ranks) as broken_off:
+    return omniload.open(HELD_OUT, split="eval", **of_ranks)
+
+
+def begun(held_out):
+    """Begin an evaluation before the training, where there is one; add its first batch."""
+    early = evaluation_of() if HELD_OUT else None
+    if early is not None:
+        batch = early.next_batch()
+        held_out.append([batch.step, batch.tokens.tolist()])
+    return early
+
+
+def evaluated(early, held_out):
+    """Add the batches of an evaluation that began before the training, after those of another, which is left early."""
+    with evaluation_of() as broken_off:
         next(iter(broken_off))
-    with omniload.open(HELD_OUT, split="eval", **of_ranks) as evaluation:
-        return [[batch.step, batch.tokens.tolist()] for batch in evaluation]
+    with early:
+        held_out.extend([batch.step, batch.tokens.tolist()] for batch in early)
 
 
 def main():
     seen, states, held_out = [], [], []
     try:
+        early = begun(held_out)
         with omniload.open(sys.argv[1], **KEYWORDS) as loader:
             for batch in loader:
                 seen.append([batch.step, batch.tokens.tolist()])
@@ -66,7 +81,7 @@ def main():
                 if "mesh" in KEYWORDS:
                     states.append(loader.state_dict())
                 if HELD_OUT and batch.step == 1:
-                    held_out = evaluated()
+                    evaluated(early, held_out)
                 if "asked to end" in PLAN and batch.step == 1:
                     os.kill(os.getpid(), signal.SIGTERM)
                 if "back once" in PLAN and batch.step == 1:

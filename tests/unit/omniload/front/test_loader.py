@@ -4,6 +4,7 @@ import gc
 import os
 import threading
 import weakref
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from omniload.batch.slices import slice_for_cp
 from omniload.front.delivery import BatchForm
 from omniload.front.loader import Loader
 from omniload.front.spec import MixFacts
+from omniload.front.turn import take_turn, take_turn_to_train
 from omniload.mix.journal.losses import SourceLoss, losses_of_step
 from omniload.mix.journal.notes import RunNotes
 from omniload.mix.journal.rewards import SourceRewards, rewards_by_source
@@ -247,6 +249,37 @@ def test_a_loader_that_nobody_holds_any_more_ends_its_plane_beside_who_let_go_of
     (first, here), (second, beside) = planes.ended
     assert (first, second) == (0, 1)
     assert here == threading.get_ident() != beside
+
+
+def test_an_evaluation_gives_way_to_a_training_and_goes_on_where_it_was_even_if_it_was_let_go_of():
+    evaluations, form = [Planes(), Planes()], BatchForm(arrays=NumpyArrays())
+    trainings = Planes()
+    facts = MixFacts(gives_way=True)
+
+    def trains(stack, state):
+        take_turn_to_train(stack)
+        return trainings(stack, state)
+
+    def evaluates(planes):
+        def opens(stack, state):
+            with suppress(StateError):  # then rank 0 deals
+                take_turn(stack)
+            return planes(stack, state)
+
+        return Loader(opens, form, facts)
+
+    kept = evaluates(evaluations[0])
+    assert kept.next_batch().step == 0
+    evaluates(evaluations[1]).next_batch()
+
+    with Loader(trains, form) as training:
+        assert training.next_batch().step == 0
+        assert [len(planes.ended) for planes in evaluations] == [1, 1]
+        assert kept.next_batch().step == 1
+        assert [planes.count for planes in evaluations] == [2, 1]
+        with pytest.raises(StateError, match="has a loader over several ranks open already"):
+            Loader(trains, form).start()
+    kept.close()
 
 
 def test_a_thread_that_looks_at_a_loader_waits_for_the_plane_that_another_opens(monkeypatch):
