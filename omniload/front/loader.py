@@ -38,6 +38,11 @@ _COPIED = (
     "the loader of a mix was copied, or handed to another process, such as a worker of torch's DataLoader; each copy "
     "would hand out the same batches: iterate it directly, it prefetches by itself"
 )
+_UNFILLED = (
+    "the state is the empty one that this loader returned before its first batch. torch's DCP loads only the "
+    "keys that it finds there, so none of the checkpoint, and the run would begin at step 0: save and load the state "
+    "as one text, json.dumps(loader.state_dict()); to begin at step 0, load no state"
+)
 _NO_DATASET = "It is no dataset for a DataLoader of torch: it makes batches already, so iterate over it as it is"
 
 
@@ -106,6 +111,7 @@ class Loader:
         self._take_back: Callable[[], None] | None = None
         self._pid, self._loops_ended = os.getpid(), 0
         self._turn, self._one_opens = threading.RLock(), threading.RLock()
+        self._unfilled: JsonObject | None = None  # returned before the plane was open
 
     @property
     def next_step(self) -> int:
@@ -242,15 +248,19 @@ class Loader:
         # Trainers ask for a state before they load one. Opened at step 0 for that, a resumed run would repeat steps.
         if self._client is None and not self._closed:
             self._refuse_copy()
-            return dict(self._state or {})
+            self._unfilled = dict(self._state or {})
+            return self._unfilled
         return self._open_once().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
         """Continue where ``state`` was taken; an empty state changes nothing, as torch's trainers expect.
 
         Raises:
-            StateError: It is not a state. The next batch shows whether it fits the mix and the data.
+            StateError: It is not a state, or the empty one that this loader itself returned. The next batch shows
+                whether it fits the mix and the data.
         """
+        if state is self._unfilled and not state:
+            raise StateError(_UNFILLED)
         wanted = state_from(state)  # first, because an invalid state must not end the plane
         if self._closed:
             raise StateError("the loader is closed; load the state into one that is open")

@@ -301,6 +301,6 @@ def _start(fields: Mapping[str, Any], kind: str) -> Start:
 
 def without_marks(state: Any) -> Any:
     """Return a mix's state, which is sealed, without frameworks' keys such as ``_iterator_finished``."""
-    if not isinstance(state, Mapping):
+    if not isinstance(state, Mapping) or not state:
         return state
     return {key: value for key, value in state.items() if not str(key).startswith("_")}

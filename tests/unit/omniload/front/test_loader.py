@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch.distributed.checkpoint as dcp
 
 import omniload
 from omniload.base.clock import LONGEST_WAIT_S
@@ -249,6 +250,22 @@ def test_a_loader_that_nobody_holds_any_more_ends_its_plane_beside_who_let_go_of
     (first, here), (second, beside) = planes.ended
     assert (first, second) == (0, 1)
     assert here == threading.get_ident() != beside
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_state_that_torchs_dcp_has_filled_with_nothing_begins_no_run_at_step_0(tmp_path):
+    """As where a checkpoint has the loader itself: DCP fills the state that a new loader returns, and loads that."""
+    form = BatchForm(arrays=NumpyArrays())
+    with Loader(Planes(), form) as loader:
+        loader.next_batch()
+        dcp.save({"loader": loader}, checkpoint_id=tmp_path, no_dist=True)
+
+    again = Loader(Planes(), form)
+    with pytest.raises(StateError, match="the run would begin at step 0: save and load the state"):
+        dcp.load({"loader": again}, checkpoint_id=tmp_path, no_dist=True)
+    again.load_state_dict({})  # of a run that was saved before its first batch
+
+    assert again.next_batch().step == 0
 
 
 def test_an_evaluation_gives_way_to_a_training_and_goes_on_where_it_was_even_if_it_was_let_go_of():

@@ -668,6 +668,15 @@ def test_keys_that_frameworks_add_to_the_state_of_a_mix_are_borne(mix_of_steps):
     assert list(again) == [-1, -2]
 
 
+def test_an_empty_state_of_a_mix_that_torchs_dcp_gives_back_unfilled_is_refused(monkeypatch):
+    unopened = Loader(lambda *_: None, BatchForm(arrays=NumpyArrays()))
+    monkeypatch.setattr(data_loader, "open_batches", lambda *_: MixBatches(unopened, lambda b: b))
+    loader = DataLoader("mix.yaml")
+
+    with pytest.raises(StateError, match="the empty one that this loader returned"):
+        loader.load_state_dict(loader.state_dict())
+
+
 def test_a_mix_is_prepared_for_accelerate_and_another_loader_is_not(mix_of_steps):
     mix, samples = mix_of_steps(), DataLoader(Numbers(4))
 
