@@ -33,6 +33,7 @@ __all__ = [
     "warn_of_no_batch",
     "warn_of_no_label",
     "warn_of_own_environment",
+    "warn_of_rank_behind",
 ]
 
 _LOG = get_logger(__name__)
@@ -204,6 +205,16 @@ def _refuse_many_ranks() -> None:
             "same samples: open it after init_process_group (Lightning: in train_dataloader), or start by torchrun; "
             "for a separate loader on each rank, give rank=0 and world_size=1"
         )
+
+
+def warn_of_rank_behind(rank: int) -> None:
+    """Warn that the plane ends before a rank has closed its loader."""
+    _LOG.warning(
+        "rank 0 has closed its loader, and rank %d has not in the ten seconds since: the data plane ends, and that "
+        "rank gets no batch and no state any more. Have ranks wait for one another before they close their loaders, as "
+        "by torch.distributed.barrier()",
+        rank,
+    )
 
 
 def warn_of_no_batch() -> None:

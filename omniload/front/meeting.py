@@ -319,12 +319,13 @@ class Meeting:
         """Wait for ranks other than rank 0; see ``wait_for_ranks``."""
         self._notes("joined", ranks, Joined, "joined the plane of rank 0")
 
-    def wait_until_left(self, ranks: Iterable[int]) -> None:
-        """Wait until ranks have posted that they left, for ten seconds each at most."""
+    def wait_until_left(self, ranks: Iterable[int]) -> int | None:
+        """Wait until ranks have posted that they left, for ten seconds each at most; return the first that has not."""
         for rank in ranks:
             # After one late rank, no other is waited for, so that a job of a thousand killed ranks ends immediately.
             if self._last_read(f"left/{rank}") is None:
-                return
+                return rank
+        return None
 
     def end(self) -> None:
         """Post that the plane has ended."""

@@ -25,7 +25,7 @@ from omniload.base.state import Json
 from omniload.batch.stages import Stage
 from omniload.batch.wire import Routes
 from omniload.client import Client
-from omniload.front.arguments import warn_of_own_environment
+from omniload.front.arguments import warn_of_own_environment, warn_of_rank_behind
 from omniload.front.detached.attaching import attach_to, detached_handle, is_detached
 from omniload.front.launch import Launch, Place, group_of_torch
 from omniload.front.loader import OpenClient
@@ -162,8 +162,13 @@ class OpenTogether(OpenClient):
         meeting.wait_until_joined(range(1, self.launch.world_size))
         client = stack.enter_context(Client(self._serving_peers(handle, meeting)))
         # The other ranks' last questions are answered before the plane ends.
-        stack.callback(meeting.wait_until_left, range(1, self.launch.world_size))
+        stack.callback(self._see_off, meeting)
         return client
+
+    def _see_off(self, meeting: Meeting) -> None:
+        """Wait until the other ranks have closed their loaders, or say whose will fail now."""
+        if (late := meeting.wait_until_left(range(1, self.launch.world_size))) is not None:
+            warn_of_rank_behind(late)
 
     def _deal(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
         """Take the batches of all ranks from threads of this process, and send the other ranks theirs."""
@@ -179,8 +184,7 @@ class OpenTogether(OpenClient):
         warn_of_own_environment(spec.mix.runtime, os.environ)
         plane = stack.enter_context(LocalPlane(spec))
         self._invite(meeting, spec, None, deals=True)
-        others = range(1, self.launch.world_size)
-        meeting.wait_until_joined(others)
+        meeting.wait_until_joined(range(1, self.launch.world_size))
         places = product(range(self.place.dp_size), range(self.place.cp_size))
         handles = [plane.handle(dp_rank, cp_rank) for dp_rank, cp_rank in places]
         dealt = Dealt(
@@ -190,7 +194,7 @@ class OpenTogether(OpenClient):
         )
         dealing = FetchingHandle(handles, self._meet_all(meeting), dealt)
         client = stack.enter_context(Client(dealing))
-        stack.callback(meeting.wait_until_left, others)
+        stack.callback(self._see_off, meeting)
         return client
 
     def _invite(

@@ -172,6 +172,18 @@ def test_a_second_process_of_one_rank_is_refused(rank):
         rank(1).arrive()
 
 
+def test_the_first_rank_that_has_not_left_in_time_is_named_and_no_other_waited_for(
+    rank, monkeypatch
+):
+    monkeypatch.setattr(meetings, "_LEAVE_S", 0.05)
+    zero = rank(0)
+    rank(1).leave()
+    rank(3).leave()
+
+    assert zero.wait_until_left([1, 2, 3]) == 2
+    assert zero.wait_until_left([1, 3]) is None
+
+
 class Stuck(FolderRendezvous):
     """A store that is cut off: it keeps to no limit."""
 
@@ -193,7 +205,7 @@ def test_a_rank_that_ends_leaves_a_store_that_never_answers(rank, tmp_path, monk
     side.leave()
     side.wait_until_ended()
     side.fail(UnavailableError("cut off"))
-    side.wait_until_left([2, 3])
+    assert side.wait_until_left([2, 3]) == 2
     side.end()
 
     assert stuck.came.wait(60)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from omniload.front.arguments import warn_of_own_environment
+from omniload.front.arguments import warn_of_own_environment, warn_of_rank_behind
 from omniload.mix.runtime import RuntimeConfig
 
 
@@ -37,3 +37,10 @@ def test_a_process_that_has_all_of_it_warns_of_nothing(caplog, settings):
     warn_of_own_environment(a_runtime(**settings), {"TZ": "UTC"})
 
     assert not caplog.records
+
+
+def test_a_rank_whose_loader_is_open_still_is_named_as_the_plane_ends(caplog):
+    warn_of_rank_behind(3)
+
+    (record,) = caplog.records
+    assert "rank 3 has not in the ten seconds since: the data plane ends" in record.message
