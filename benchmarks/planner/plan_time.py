@@ -87,7 +87,7 @@ class Case:
         return Planner(
             mix=self.mix(),
             world=World(tree=ClientPlaceTree.of(dp=self.dp)),
-            positions_per_epoch_S=[_RECORDS] * self.sources,
+            records_S=[_RECORDS] * self.sources,
             state=MixState.start(self.sources),
             fingerprint={},
         )

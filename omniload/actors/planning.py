@@ -56,7 +56,7 @@ def make_planner(
         tokenizer_digest=tokenizer_digest(mix, spec.base_dir),
         tokenizer_library=library_of(mix.tokenizer),
     )
-    positions_per_epoch_S = [facts.positions_per_epoch for facts in facts_S]
+    records_S = [facts.positions_per_epoch for facts in facts_S]
     state = MixState.start(len(mix.names))
     if spec.state is not None:
         revision = len(edits_in(spec.state))
@@ -66,11 +66,11 @@ def make_planner(
         require_reached(history, state, revision)
         skipped = history.skipped_steps(revision)
         state = of_its_run(history, state)
-        require_possible(state, edited, positions_per_epoch_S, skipped_steps=skipped)
+        require_possible(state, edited, records_S, skipped_steps=skipped)
     return Planner(
         mix=mix,
         world=world or World(tree=spec.tree, step=state.step),
-        positions_per_epoch_S=positions_per_epoch_S,
+        records_S=records_S,
         state=state,
         fingerprint=fingerprint,
         edits=spec.edits,

@@ -217,8 +217,8 @@ class Planner(PlanningAhead):
         undone_by(self.history, asked.change, step, at_rest=False)  # no later step would do
         ended = self.has_ended and first == self.planned
         require_open(step, planned=first, end=self.num_steps, ended=ended)
-        reached = self._steps.state_before(first), self.positions_per_epoch_S
-        self.history, self.positions_per_epoch_S = take_up(
+        reached = self._steps.state_before(first), self.records_S
+        self.history, self.records_S = take_up(
             self.history, asked.change, step, asked.facts, reached
         )
         cut, renewed = self._go_back(first) if first < self.planned else ((), ())

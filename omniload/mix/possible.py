@@ -29,7 +29,7 @@ __all__ = ["require_possible", "require_samples"]
 def require_possible(
     state: MixState,
     mix: MixConfig,
-    positions_per_epoch_S: Sequence[int],
+    records_S: Sequence[int],
     *,
     skipped_steps: int = 0,
 ) -> None:
@@ -38,13 +38,13 @@ def require_possible(
     Args:
         state: The state; its values are in the ranges of ``MixState.from_json``.
         mix: The mix.
-        positions_per_epoch_S: Raw records of each source.
+        records_S: Raw records of each source.
         skipped_steps: Steps that edits left out, whose samples count as drawn.
 
     Raises:
         StateError: A value is not possible; the message names the first such value and its limit.
     """
-    fault = next(_faults(state, mix, positions_per_epoch_S, skipped_steps), None)
+    fault = next(_faults(state, mix, records_S, skipped_steps), None)
     if fault is not None:
         raise StateError(
             f"the mix state before step {state.step} is not one that this mix reaches: {fault}; "
@@ -108,21 +108,19 @@ def _length_of(table: SampleTable, position: int, sub: int) -> int:
 
 
 def _faults(
-    state: MixState, mix: MixConfig, positions_per_epoch_S: Sequence[int], skipped_steps: int
+    state: MixState, mix: MixConfig, records_S: Sequence[int], skipped_steps: int
 ) -> Iterator[str]:
-    yield from _faults_of_cursors(state, mix, positions_per_epoch_S)
+    yield from _faults_of_cursors(state, mix, records_S)
     yield from _faults_of_credits(state, mix, skipped_steps)
     yield from _faults_of_amounts(state, mix, state.step + skipped_steps)
     yield from _faults_of_pieces(state, mix)
 
 
-def _faults_of_cursors(
-    state: MixState, mix: MixConfig, positions_per_epoch_S: Sequence[int]
-) -> Iterator[str]:
+def _faults_of_cursors(state: MixState, mix: MixConfig, records_S: Sequence[int]) -> Iterator[str]:
     length = mix.pack.length
     for s, (name, overlong) in enumerate(zip(mix.names, mix.overlong_S, strict=True)):
         position, _, token = state.cursors_S[s]
-        drawn, records = state.drawn_S[s], positions_per_epoch_S[s]
+        drawn, records = state.drawn_S[s], records_S[s]
         # An epoch without a sample is refused when it is read, so each finished epoch gave something. Two cases are
         # exceptions: a split that ends may be empty, and so may the first epoch if another loader had drawn from it.
         amounts = mix.mix.amounts

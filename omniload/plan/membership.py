@@ -102,16 +102,16 @@ def candidates_of(
     mix: MixConfig,
     state: MixState,
     ahead: Sequence[SampleTable],
-    epochs_S: Sequence[int] | None,
+    records_S: Sequence[int] | None,
 ) -> Candidates:
     """Return what a step may draw; the arguments are those of ``membership_of``."""
-    ends_S = _ends(mix, epochs_S)
+    ends_S = _ends(mix, records_S)
     # Loaders may have read past the end; with `all_exhausted` that is drawn, as sources repeat until the last ends.
     if mix.mix.stop in ("first_exhausted", *GOES_ON):
         ahead = [_before(table, end) for table, end in zip(ahead, ends_S, strict=True)]
     drawable_S = drawable_of(mix, state, ahead)
     return Candidates(
-        weights_S=draw_weights_at(mix, state, epochs_S),
+        weights_S=draw_weights_at(mix, state, records_S),
         ends_S=ends_S,
         ahead=ahead,
         drawable_S=drawable_S,
@@ -123,7 +123,7 @@ def membership_of(
     mix: MixConfig,
     state: MixState,
     ahead: Sequence[SampleTable],
-    epochs_S: Sequence[int] | None = None,
+    records_S: Sequence[int] | None = None,
 ) -> Membership | Starved | Exhausted:
     """Draw and pack the step that ``state`` stands before.
 
@@ -131,7 +131,7 @@ def membership_of(
         mix: The declared mix.
         state: State before the step.
         ahead: For each source the known samples from its cursor on, ``[S]``.
-        epochs_S: Raw records of each source, ``[S]``; needed unless sources are repeated for ever.
+        records_S: Raw records of each source, ``[S]``; needed unless sources are repeated for ever.
 
     Returns:
         The step's rows, equal however many more samples ``ahead`` knows; or the source
@@ -140,7 +140,7 @@ def membership_of(
     Raises:
         ConfigError: It draws a document that is longer than a row, and whose source refuses such.
     """
-    return membership_from(mix, state, candidates_of(mix, state, ahead, epochs_S))
+    return membership_from(mix, state, candidates_of(mix, state, ahead, records_S))
 
 
 def membership_from(
@@ -206,13 +206,13 @@ def budget_of(mix: MixConfig, state: MixState) -> int:
     return rows * mix.pack.length - int(carried.sum())
 
 
-def _ends(mix: MixConfig, epochs_S: Sequence[int] | None) -> Sequence[int]:
-    if epochs_S is not None and mix.mix.amounts is not None:
+def _ends(mix: MixConfig, records_S: Sequence[int] | None) -> Sequence[int]:
+    if records_S is not None and mix.mix.amounts is not None:
         kinds = [(amount := mix.mix.amounts.get(name)) and amount.kind for name in mix.names]
-        wanted = zip(kinds, amounts_S(mix, epochs_S), strict=True)
+        wanted = zip(kinds, amounts_S(mix, records_S), strict=True)
         return [n if kind == "epochs" else _NO_END for kind, n in wanted]
-    if epochs_S is not None:
-        return epochs_S
+    if records_S is not None:
+        return records_S
     if mix.mix.stop != "never":
         raise ValueError(f"mix.stop is {mix.mix.stop!r}; give the records of every source")
     return [_NO_END] * len(mix.names)

@@ -79,7 +79,7 @@ def window_of(
     mix: MixConfig,
     state: MixState,
     ahead: Sequence[SampleTable],
-    epochs_S: Sequence[int] | None = None,
+    records_S: Sequence[int] | None = None,
     *,
     most: int,
 ) -> list[Membership] | Starved | Exhausted:
@@ -89,7 +89,7 @@ def window_of(
         mix: The declared mix.
         state: State before the first of them.
         ahead: For each source the known samples from its cursor on, ``[S]``.
-        epochs_S: Raw records of each source, ``[S]``; needed unless sources are repeated for ever.
+        records_S: Raw records of each source, ``[S]``; needed unless sources are repeated for ever.
         most: Steps wanted.
 
     Returns:
@@ -97,7 +97,7 @@ def window_of(
         whose samples are missing for the first; or that the run has ended.
     """
     most = min(most, steps_alike(mix.mix.stages, state.step))
-    given = candidates_of(mix, state, ahead, epochs_S)
+    given = candidates_of(mix, state, ahead, records_S)
     if most > 1 and (steps := _drawn_together(mix, state, given, most)):
         return steps
     found = membership_from(mix, state, given)

@@ -130,7 +130,7 @@ def a_planner_of(job: Job, profile: Profile) -> Planner:
     return Planner(
         mix=spec.mix,
         world=World(tree=spec.tree),
-        positions_per_epoch_S=[costs.positions_per_epoch for costs in job.costs(profile)],
+        records_S=[costs.positions_per_epoch for costs in job.costs(profile)],
         state=MixState.start(len(spec.mix.names)),
         # Nothing is resumed from it, so its fingerprint is not compared.
         fingerprint={},

@@ -62,7 +62,7 @@ class PlanningAhead:
     """The mix as written in its file; ``history`` knows the mix of each step."""
     world: World
     """The ranks."""
-    positions_per_epoch_S: Sequence[int]
+    records_S: Sequence[int]
     """Raw records of each source, including added ones."""
     state: MixState
     """State before the next step to plan."""
@@ -151,7 +151,7 @@ class PlanningAhead:
         """
         demand, starved, commands = self._demand, self._starved, self._begin_step(changed)
         for s in (s for s in changed if s not in self._bad.over):
-            require_usable(self.history, s, self._queues[s], self.positions_per_epoch_S[s])
+            require_usable(self.history, s, self._queues[s], self.records_S[s])
         self._demand_now().drop_known(changed, self._is_short)
         while not self.has_ended and ((room := self._room()) or self.state.step == self.num_steps):
             # Reaching the end needs no room: it must be noted so that later failures of reads are ignored.
@@ -191,8 +191,8 @@ class PlanningAhead:
             self._withdrawal.keep_to(self.state.step)
         for s in read_again:
             self._metadata.forget(s, self._queues[s].table.stop)
-        self._bad.update(changed, self.history, self.state, self.positions_per_epoch_S)
-        begun = with_begun(self.history, self.state, self.positions_per_epoch_S)
+        self._bad.update(changed, self.history, self.state, self.records_S)
+        begun = with_begun(self.history, self.state, self.records_S)
         self._demand = self._demand if begun is self.history else None
         begun, reads = self._costs.at(begun, self.state.step, planned=self.planned)
         if begun is self.history:
@@ -217,9 +217,9 @@ class PlanningAhead:
             return starved  # most reports are of other sources, and a new draw would look at every source in vain
         left = [] if self.num_steps is None else [self.num_steps - self.state.step]
         most = min(room, self.mix.steps_at_once, *left)
-        tables, records_S = [queue.table for queue in self._queues], self.positions_per_epoch_S
+        tables = [queue.table for queue in self._queues]
         try:
-            return steps_together(self.history, self.state, tables, records_S, most=most)
+            return steps_together(self.history, self.state, tables, self.records_S, most=most)
         except ConfigError as refused:
             self._bad.excess = refused
             return None
@@ -239,7 +239,7 @@ class PlanningAhead:
         if self._bad.excess is not None:
             return []
         demand, queue = self._demand_now(), self._queues[source]
-        epoch = self.positions_per_epoch_S[source]
+        epoch = self.records_S[source]
         try:
             require_below_cap(self.history, self.names[source], queue, epoch, demand.step)
         except ConfigError as gone_through:
@@ -251,10 +251,10 @@ class PlanningAhead:
         """Place the steps of a window; all of them are journaled before any of them is published."""
         kept, plans = list[PlannerCommand](), list[StepPlan]()
         tables_S = [queue.table for queue in self._queues]
-        records_S = self.positions_per_epoch_S
         for membership in window:
             mix, before = self.history.entered(self.state)
-            bad, after = self._bad.pass_step(self.history, before, membership.after, records_S)
+            after = membership.after
+            bad, after = self._bad.pass_step(self.history, before, after, self.records_S)
             if self._bad.excess is not None:
                 break
             facts = self._metadata.of(membership.pieces)
@@ -297,13 +297,13 @@ class PlanningAhead:
         return not is_known and queue.table.stop < self._end_of(source)  # last, as it costs most
 
     def _end_of(self, source: int) -> float:
-        return end_of(self.history, self.names[source], self.positions_per_epoch_S[source])
+        return end_of(self.history, self.names[source], self.records_S[source])
 
     def _read(self, source: int, tokens: int) -> list[PlannerCommand]:
         queue = self._queues[source]
         if queue.is_asked:
             return []  # the answer is under way
-        epoch, end = self.positions_per_epoch_S[source], self._end_of(source)
+        epoch, end = self.records_S[source], self._end_of(source)
         need = self._demand_now().needs_S[source] if self._has_many_at_first else None
         start, stop = queue.ask(tokens, epoch=epoch, end=end, need=need)
         read = ReadAhead(source=source, start=start, stop=stop, life=self.life)

@@ -252,7 +252,7 @@ def a_planner(
     defaults = {
         "mix": mix,
         "world": World(tree=ClientPlaceTree.of(dp=dp, cp=cp)),
-        "positions_per_epoch_S": epoch,
+        "records_S": epoch,
         "state": state or MixState.start(len(mix.names)),
         "fingerprint": fingerprint_of(mix, some_facts(epoch)[: len(mix.names)]),
     }

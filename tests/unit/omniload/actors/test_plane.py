@@ -263,7 +263,7 @@ def test_a_planner_forgets_what_was_found_in_a_source_that_was_never_added(tmp_p
     planner.handle(ChangeAsked(change=change, facts=facts))
 
     assert planner.names == ("code", "web", "books")
-    assert list(planner.positions_per_epoch_S) == [100, 100, 55]
+    assert list(planner.records_S) == [100, 100, 55]
 
 
 def test_a_planner_that_was_lost_after_it_kept_an_added_source_is_followed_by_one_that_has_it(
@@ -278,7 +278,7 @@ def test_a_planner_that_was_lost_after_it_kept_an_added_source_is_followed_by_on
     planner, journal = make_successor(spec, [*FACTS, facts], tmp_path, life=1)
     journal.close()
 
-    assert list(planner.positions_per_epoch_S) == [100, 100, 55]
+    assert list(planner.records_S) == [100, 100, 55]
     with pytest.raises(StateError, match="lost while source 'books' was being added"):
         make_successor(spec, FACTS, tmp_path, life=2)
 
