@@ -217,9 +217,9 @@ class Planner(PlanningAhead):
         undone_by(self.history, asked.change, step, at_rest=False)  # no later step would do
         ended = self.has_ended and first == self.planned
         require_open(step, planned=first, end=self.num_steps, ended=ended)
-        reached = self._steps.state_before(first), self.records_S
+        state = self._steps.state_before(first)
         self.history, self.records_S = take_up(
-            self.history, asked.change, step, asked.facts, reached
+            self.history, asked.change, step, asked.facts, state, self.records_S
         )
         cut, renewed = self._go_back(first) if first < self.planned else ((), ())
         if asked.facts is not None:

@@ -247,7 +247,7 @@ class BadRecords:
                 self._sources.add(s)
             if s in self._sources:
                 self.over.pop(s, None)
-                if (excess := self._excess(history, s, (state, known_N), records_S[s])) is not None:
+                if (excess := self._excess(history, s, state, known_N, records_S[s])) is not None:
                     self.over[s] = excess
 
     def pass_step(
@@ -269,7 +269,7 @@ class BadRecords:
             elif s not in self.over and before.cursors_S[s][0] // records == position // records:
                 continue  # the usual case
             if s in self.over and self.excess is None:
-                self.excess = self._excess(history, s, (before, passed_N), records)
+                self.excess = self._excess(history, s, before, passed_N, records)
             epoch, known = position // records, before.bad_of(s)
             if before.cursors_S[s][0] // records == epoch:
                 counts[s] = known + len(passed_N)
@@ -286,7 +286,8 @@ class BadRecords:
         self,
         history: History,
         source: int,
-        gone_by: tuple[MixState, NDArray[np.int64]],
+        before: MixState,
+        known_N: NDArray[np.int64],
         records: int,
     ) -> IntegrityError | None:
         """Return the error of a source with too many bad records, if it has.
@@ -294,14 +295,14 @@ class BadRecords:
         Args:
             history: The mix and its edits.
             source: Number of the source.
-            gone_by: A state, and the bad records after it.
+            before: A state.
+            known_N: Raw positions of the bad records after it.
             records: Records of an epoch.
         """
         name = history.latest.names[source]
         declared = history.latest.sources.get(name)
         if declared is None:
             return None
-        before, known_N = gone_by
         allowed = declared.on_error.most_of(records)
         of_epoch = _by_epoch(before, source, known_N, records)
         epoch = min((each for each, count in of_epoch.items() if count > allowed), default=None)

@@ -220,7 +220,7 @@ def _serve_at_once(
         units = sum(int(lengths[s].sum()) for s in live)
         until = 1 + budget * 5 * units // (4 * max(spent, 1))
     while until < _LARGEST // WEIGHT_ONE:
-        if (ahead := _Ahead.of(lengths, sizes, live, (weights_S, credits_S), until)) is None:
+        if (ahead := _Ahead.of(lengths, sizes, live, weights_S, credits_S, until)) is None:
             return None
         if (served := ahead.serve(live, len(lengths), budget, ended)) is not None:
             return served
@@ -262,11 +262,11 @@ class _Ahead:
         lengths: Sequence[NDArray[np.integer]],
         sizes: Sequence[NDArray[np.integer]] | None,
         live: Sequence[int],
-        due: tuple[Sequence[int], Sequence[int]],
+        weights_S: Sequence[int],
+        credits_S: Sequence[int],
         until: int,
     ) -> "_Ahead | None":
-        """Find the edges before virtual time ``until``; ``due`` are weights and credits of all sources."""
-        weights_S, credits_S = due
+        """Find the edges before virtual time ``until``."""
         heads = []
         for s in live:
             head = lengths[s]

@@ -226,9 +226,8 @@ def _longest_first(
     order = np.argsort(-costs, kind="stable")
     bins_N = np.empty(len(costs), np.int64)
     if num_bins < _MANY_BINS:
-        bins_N[order] = _one_by_one(
-            costs[order].tolist(), ([0.0] * num_bins, [0] * num_bins), most, least
-        )
+        loads, counts = [0.0] * num_bins, [0] * num_bins
+        bins_N[order] = _one_by_one(costs[order].tolist(), loads, counts, most, least)
         return bins_N
     # The same dealing as one by one, ties included: plans must not change at a number of bins.
     rounds = _Rounds(falling=costs[order], most=most, least=least, num_bins=num_bins)
@@ -238,10 +237,9 @@ def _longest_first(
 
 
 def _one_by_one(
-    falling: list[float], bins: tuple[list[float], list[int]], limit: int, least: int
+    falling: list[float], loads: list[float], counts: list[int], limit: int, least: int
 ) -> list[int]:
     """Deal items to bins of such loads and counts; return the bin of each."""
-    loads, counts = bins
     reserved = sum(least - min(count, least) for count in counts)  # items that bins still need
     # Pairs, so that with equal loads the bin of the lower number comes first on every machine.
     lightest = [(load, b) for b, load in enumerate(loads) if counts[b] < limit]
@@ -311,8 +309,8 @@ class _Rounds:
 
     def rest(self) -> list[int]:
         """Deal the rest one by one; return the bins of it."""
-        bins = self._loads_B.tolist(), self._counts_B.tolist()
-        return _one_by_one(self._falling[self._at :].tolist(), bins, self._limit, self._least)
+        falling, loads = self._falling[self._at :].tolist(), self._loads_B.tolist()
+        return _one_by_one(falling, loads, self._counts_B.tolist(), self._limit, self._least)
 
 
 def _differenced(costs: NDArray[np.float64], num_bins: int) -> NDArray[np.int64]:

@@ -196,7 +196,7 @@ def place(
         return _by_hand(costs_N, num_buckets, deal, dealing, bound), dealing[1]
     found = None
     if method == "greedy_swap" and num > 1 and len(costs_N) > num_buckets * num:
-        found = _microbatches_first(costs_N, num_buckets, deal, (least, cap))
+        found = _microbatches_first(costs_N, num_buckets, deal, least, cap)
         if found[0].loads_B.max() <= found[0].bound * (1 + _UNEVEN):
             return found
     over_buckets = balance(costs_N, num_buckets, method=method, max_count=cap, min_count=least)
@@ -223,7 +223,7 @@ def place(
 
 
 def _microbatches_first(
-    costs_N: NDArray[Any], num_buckets: int, deal: Distribution, counts: tuple[int, int | None]
+    costs_N: NDArray[Any], num_buckets: int, deal: Distribution, least: int, cap: int | None
 ) -> tuple[Balanced, NDArray[np.int32]]:
     """Deal more members than there are microbatches to these, group them to buckets, and even those out.
 
@@ -231,7 +231,8 @@ def _microbatches_first(
         costs_N: Cost of each member.
         num_buckets: Buckets.
         deal: What members are dealt to.
-        counts: Least and most members of a bucket.
+        least: Least members of a bucket.
+        cap: Most members of a bucket; ``None`` for any number.
     """
     num, costs = deal.microbatches, np.asarray(costs_N, np.float64)
     flat = balance(
@@ -243,10 +244,10 @@ def _microbatches_first(
     numbers = np.empty(len(order), np.int32)
     numbers[order] = np.tile(np.arange(num), num_buckets)
     before_N, microbatches_N = grouped.bins_N[flat.bins_N].astype(np.int64), numbers[flat.bins_N]
-    bound = reachable_bound(costs, num_buckets, counts[1], counts[0])
+    bound = reachable_bound(costs, num_buckets, cap, least)
     # One for one: no bucket has as many as would let it give one without another in its place.
     buckets_N = exchanged(costs, before_N, num_buckets, (len(costs), 0), bound)
-    _fill_places(costs, (before_N, buckets_N), microbatches_N)
+    _fill_places(costs, before_N, buckets_N, microbatches_N)
     loads_BM = loads_of(costs, buckets_N, microbatches_N, (num_buckets, num))
     limit = max(flat.bound * (1 + _CLOSE), float(flat.loads_B.max())) * (1 + TOLERANCE)
     for bucket in np.flatnonzero(loads_BM.max(axis=1) > limit):
@@ -277,17 +278,14 @@ def loads_of(
 
 def _fill_places(
     costs_N: NDArray[np.float64],
-    buckets: tuple[NDArray[np.int64], NDArray[np.int64]],
+    before_N: NDArray[np.int64],
+    now_N: NDArray[np.int64],
     microbatches_N: NDArray[np.int32],
 ) -> None:
     """Give members that came to a bucket the microbatches of those that left it, in the order of their costs.
 
-    Args:
-        costs_N: Cost of each member.
-        buckets: Bucket of each before and now; as many came to each as left it.
-        microbatches_N: Microbatch of each before, and then now.
+    As many came to each bucket as left it. ``microbatches_N`` has the microbatch of each member before, and then now.
     """
-    before_N, now_N = buckets
     moved = np.flatnonzero(before_N != now_N)
     left = moved[np.lexsort((costs_N[moved], before_N[moved]))]
     came = moved[np.lexsort((costs_N[moved], now_N[moved]))]

@@ -43,7 +43,8 @@ def take_up(
     change: Change,
     step: int,
     facts: SourceFacts | None,
-    reached: tuple[MixState, Sequence[int]],
+    state: MixState,
+    records_S: Sequence[int],
 ) -> tuple[History, list[int]]:
     """Return the history with one more edit, and the raw records of each source in it.
 
@@ -52,14 +53,15 @@ def take_up(
         change: The requested change.
         step: First step that the change is to apply to.
         facts: Facts found about an added source.
-        reached: State before the first unplanned step, and the raw records of each source.
+        state: State before the first unplanned step.
+        records_S: Raw records of each source, without an added source.
 
     Raises:
         ConfigError: As for ``History.edited`` and ``require_drawable``.
     """
     # The state as its step begins, after skipped steps and with amounts spread anew.
-    _, state = history.entered(reached[0])
-    records_S = [*reached[1], *([] if facts is None else [facts.positions_per_epoch])]
+    _, state = history.entered(state)
+    records_S = [*records_S, *([] if facts is None else [facts.positions_per_epoch])]
     over = gone_through_in(history, state, records_S)
     after = history.edited(change, step, found_in(change, facts), gone_through=over)
     require_drawable(history, after, state, records_S)

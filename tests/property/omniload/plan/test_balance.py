@@ -57,8 +57,8 @@ def many_bins(draw):
 def test_balance_methods_dealt_to_in_rounds_get_what_they_get_one_by_one(problem):
     costs_N, num_bins, most, least = problem
     order = np.argsort(-costs_N, kind="stable")
-    bins = [0.0] * num_bins, [0] * num_bins
-    alone = balance_module._one_by_one(costs_N[order].tolist(), bins, most, least)
+    loads, counts = [0.0] * num_bins, [0] * num_bins
+    alone = balance_module._one_by_one(costs_N[order].tolist(), loads, counts, most, least)
 
     dealt_N = balance_module._longest_first(costs_N, num_bins, most, least)
 
