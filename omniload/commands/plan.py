@@ -110,10 +110,10 @@ def plan(  # noqa: PLR0913 -- one for each option
         _say_resources(spec.mix, profiles, as_json)
         return
     rehearsed = steps_of_a_forecast(spec, profiles, progress, steps=steps, rehearse=rehearse)
-    asked, (sizes, per_step) = steps, rehearsed.told(spec.mix, profiles)
-    steps, refusal = _until(spec.mix, file, rehearsed, (sizes, per_step), asked)
-    mix = with_expected_steps(spec.mix, sizes, steps, tokens_per_step=per_step)
-    expected = rehearsed.forecast(mix, sizes, steps, tokens_per_step=per_step)
+    asked, sizes = steps, rehearsed.sizes(spec.mix, profiles)
+    steps, refusal = _until(spec.mix, file, rehearsed, sizes, asked)
+    mix = with_expected_steps(spec.mix, sizes, steps)
+    expected = rehearsed.forecast(mix, sizes, steps)
     if refusal is None:
         _require_amounts(spec.mix, file, rehearsed, expected)
     look_sorted = [*sorted_files(spec.mix, {each.name: each.differences for each in profiles})]
@@ -140,7 +140,7 @@ def _until(
     mix: MixConfig,
     file: Path,
     rehearsed: FirstSteps,
-    told: tuple[SourceSizes, float],
+    sizes: SourceSizes,
     steps: int | None,
 ) -> tuple[int, Refusal | None]:
     """Return the number of steps of a run, and why it is less than asked for, if a fault ends the run earlier.
@@ -148,13 +148,12 @@ def _until(
     Raises:
         ConfigError: The run has no step, or does not end by itself although it should.
     """
-    sizes, per_step = told
     if rehearsed.refusal is not None:
         return rehearsed.refusal.step, rehearsed.refusal
     if rehearsed.is_whole:
         return steps or len(rehearsed.steps), None
-    steps = steps or require_end(mix, sizes, tokens_per_step=per_step)
-    found = first_refused(mix, sizes, steps, _groups(mix, file), tokens_per_step=per_step)
+    steps = steps or require_end(mix, sizes)
+    found = first_refused(mix, sizes, steps, _groups(mix, file))
     if found is None:
         return steps, None
     step, error = found

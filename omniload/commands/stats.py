@@ -105,9 +105,9 @@ def stats(  # noqa: PLR0913 -- one for each option
     spec = open_spec(file, dp=1, cache_dir=cache_dir)
     # Called for its errors: a fault has a line in the file, and is reported before minutes of work on documents.
     find_sources(spec, file, sources_in_silence(spec.mix, store_timeout, file))
-    found = _survey(spec, None if every else sample)
+    surveys, looking = _survey(spec, None if every else sample)
     rate = _measure(spec, measure_s) if measure_s else None
-    gathered = _gathered(spec.mix, found, steps, rate)
+    gathered = _gathered(spec.mix, surveys, looking, steps, rate)
     if as_json:
         emit_json({"file": str(file), **stats_json(gathered)})
         return
@@ -227,20 +227,20 @@ def _sizes_of(mix: MixConfig, surveys: Sequence[Survey], looking: _Looking) -> S
 
 def _gathered(
     mix: MixConfig,
-    found: tuple[Sequence[Survey], _Looking],
+    surveys: Sequence[Survey],
+    looking: _Looking,
     steps: int | None,
     rate: Rate | None,
 ) -> Stats:
     """Combine the findings with the mix's use of them."""
-    surveys, looking = found
     sizes = _sizes_of(mix, surveys, looking)
     per_step = sizes.tokens_per_step(mix)
     every_S = sizes.epoch_tokens_S
     first_S = sizes.tokens_of(np.ones(len(every_S)))
     num_steps = steps or max(1, round(float(first_S.sum()) / per_step))
-    mix = with_expected_steps(mix, sizes, num_steps, tokens_per_step=per_step)
-    expected = forecast(mix, sizes, num_steps, tokens_per_step=per_step)
-    epochs = steps_per_epoch(mix, sizes, tokens_per_step=per_step)
+    mix = with_expected_steps(mix, sizes, num_steps)
+    expected = forecast(mix, sizes, num_steps)
+    epochs = steps_per_epoch(mix, sizes)
     differences = {
         name: Differences(
             units=surveys[s].units,

@@ -238,27 +238,24 @@ class FirstSteps:
         """Share of the rows that is padding."""
         return 1.0 - sum(s.tokens for s in self.steps) / sum(s.capacity for s in self.steps)
 
-    def told(self, mix: MixConfig, profiles: Sequence[SourceProfile]) -> tuple[SourceSizes, float]:
-        """Return the tokens in sources and in a step; for a completely planned run, as it draws them."""
+    def sizes(self, mix: MixConfig, profiles: Sequence[SourceProfile]) -> SourceSizes:
+        """Return the sizes of sources and of a step; for a completely planned run, as it draws them."""
         sizes = self._sizes(mix, profiles)
         if not self.is_whole:
-            return sizes, self.tokens_per_step
+            return sizes
         drawn_S, records_S = self.drawn_KS.sum(axis=0), [float(each.records) for each in profiles]
         epochs_S = self.begun_S / np.asarray(records_S)
         sizes = sizes.that_gave(drawn_S, self.samples_S, epochs_S)
-        return sizes, float(drawn_S.sum()) / len(self.steps)
+        return replace(sizes, planned_tokens=float(drawn_S.sum()) / len(self.steps))
 
-    def forecast(
-        self, mix: MixConfig, sizes: SourceSizes, num_steps: int, *, tokens_per_step: float
-    ) -> Forecast:
+    def forecast(self, mix: MixConfig, sizes: SourceSizes, num_steps: int) -> Forecast:
         """Return the forecast of a run of ``num_steps`` steps; exact for a completely planned run."""
         drawn_KS = self.drawn_KS if self.is_whole else None
-        return forecast(mix, sizes, num_steps, tokens_per_step=tokens_per_step, drawn_KS=drawn_KS)
+        return forecast(mix, sizes, num_steps, drawn_KS=drawn_KS)
 
     def end(self, mix: MixConfig, profiles: Sequence[SourceProfile]) -> int | None:
         """Return the number of steps after which a mix is expected to end; ``None`` if beyond any allowed run."""
-        sizes = self._sizes(mix, profiles)
-        return steps_to_the_end(mix, sizes, tokens_per_step=self.tokens_per_step)
+        return steps_to_the_end(mix, self._sizes(mix, profiles))
 
     def end_is_within(
         self, mix: MixConfig, profiles: Sequence[SourceProfile], total: Span
@@ -283,13 +280,14 @@ class FirstSteps:
 
     def _sizes(self, mix: MixConfig, profiles: Sequence[SourceProfile]) -> SourceSizes:
         tokens_S = np.asarray([source.tokens_per_record for source in profiles])
-        return SourceSizes.of(
+        sizes = SourceSizes.of(
             mix,
             [float(source.records) for source in profiles],
             tokens_S * self.kept_S,
             [source.behind for source in profiles],
             samples_per_record_S=[source.samples_per_record for source in profiles],
         )
+        return replace(sizes, planned_tokens=self.tokens_per_step)
 
     def _but_for(self, group: int, groups: int) -> "FirstSteps":
         """Return the steps without one of ``groups`` groups of neighbours."""

@@ -9,7 +9,7 @@ Shape suffixes:
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from statistics import fmean
@@ -77,23 +77,21 @@ class Forecast:
     """Tokens that amounts come to; ``None`` where the mix has weights."""
 
 
-def tokens_by_step(
-    mix: MixConfig, sizes: SourceSizes, step: int, *, tokens_per_step: float
-) -> NDArray[np.float64]:
+def tokens_by_step(mix: MixConfig, sizes: SourceSizes, step: int) -> NDArray[np.float64]:
     """Return the tokens of each source drawn before ``step``, ``[S]``.
 
     Args:
         mix: The declared mix.
-        sizes: What its sources hold.
+        sizes: What its sources hold, and a step draws.
         step: First step that does not count.
-        tokens_per_step: Tokens drawn in a step, over all sources.
 
     Returns:
         Tokens; exact for weights by tokens, and for weights by samples within the
         quadrature of a ramp longer than a thousand steps.
     """
+    per_step = sizes.tokens_per_step(mix)
     if (wanted_S := sizes.wanted_S(mix)) is not None:
-        return wanted_S * min(1.0, step * tokens_per_step / float(wanted_S.sum()))
+        return wanted_S * min(1.0, step * per_step / float(wanted_S.sum()))
     total = np.zeros(len(mix.names))
     edges = sorted({0, step, *(edge for edge in boundaries(mix) if edge < step)})
     for start, stop in pairwise(edges):
@@ -105,7 +103,7 @@ def tokens_by_step(
         if mix.mix.counted == "sample":
             shares_KS = shares_KS * sizes.tokens_per_sample_S
             shares_KS = shares_KS / shares_KS.sum(axis=1, keepdims=True)
-        total += shares_KS.mean(axis=0) * (stop - start) * tokens_per_step
+        total += shares_KS.mean(axis=0) * (stop - start) * per_step
     return total
 
 
@@ -114,16 +112,14 @@ def forecast(
     sizes: SourceSizes,
     num_steps: int,
     *,
-    tokens_per_step: float | None = None,
     drawn_KS: NDArray[np.int64] | None = None,
 ) -> Forecast:
     """Say what a run of ``num_steps`` steps will draw.
 
     Args:
         mix: The declared mix.
-        sizes: What its sources hold.
+        sizes: What its sources hold, and a step draws.
         num_steps: Steps asked for.
-        tokens_per_step: Tokens that a step trains on; ``batch.tokens`` when not given.
         drawn_KS: Tokens of each source in each step, of a run that was planned whole: nothing is left to expect.
 
     Raises:
@@ -137,8 +133,7 @@ def forecast(
     ):
         if not (np.isfinite(column) & (column > 0)).all():
             raise ValueError(f"{name} holds {float(column.min())}; every size is above 0")
-    per_step = float(mix.batch.tokens) if tokens_per_step is None else tokens_per_step
-    by_step = partial(tokens_by_step, mix, sizes, tokens_per_step=per_step)
+    per_step, by_step = sizes.tokens_per_step(mix), partial(tokens_by_step, mix, sizes)
     wanted_S = sizes.wanted_S(mix)
     drawn_by: Callable[[int], NDArray[np.float64]]
     if drawn_KS is not None:
@@ -169,9 +164,7 @@ def forecast(
     )
 
 
-def steps_per_epoch(
-    mix: MixConfig, sizes: SourceSizes, *, tokens_per_step: float
-) -> list[int | None]:
+def steps_per_epoch(mix: MixConfig, sizes: SourceSizes) -> list[int | None]:
     """Return after how many steps each source was gone through once; ``None`` for one that never is.
 
     An epoch of a source is every record of it once.
@@ -179,12 +172,9 @@ def steps_per_epoch(
     epoch_S = sizes.tokens_of(np.ones(len(mix.names)))
     if (wanted_S := sizes.wanted_S(mix)) is not None:
         parts = (epoch_S / wanted_S * (1 - _ROUNDING)).tolist()
-        num_steps = float(wanted_S.sum()) / tokens_per_step
+        num_steps = float(wanted_S.sum()) / sizes.tokens_per_step(mix)
         return [math.ceil(part * num_steps) if part <= 1 else None for part in parts]
-
-    def drawn_by(step: int) -> NDArray[np.float64]:
-        return tokens_by_step(mix, sizes, step, tokens_per_step=tokens_per_step)
-
+    drawn_by = partial(tokens_by_step, mix, sizes)
     edges = sorted({0, *boundaries(mix), LARGEST_STEP})
     drawn_KS = np.stack([drawn_by(edge) for edge in edges])
     constant = [np.array_equal(_weights(mix, a), _weights(mix, b - 1)) for a, b in pairwise(edges)]
@@ -299,7 +289,7 @@ def _way(mix: MixConfig, start: int, stop: int, points: int) -> NDArray[np.float
 def _tokens_at(mix: MixConfig, sizes: SourceSizes, step: int, total: float) -> NDArray[np.float64]:
     """Return the tokens of each source drawn in a step of ``total``, ``[S]``, whatever was drawn before it."""
     if mix.mix.amounts is not None:  # every step draws alike, as long as there is enough
-        return tokens_by_step(mix, sizes, 1, tokens_per_step=total)
+        return tokens_by_step(mix, replace(sizes, planned_tokens=total), 1)
     shares_S = _weights(mix, step)
     if mix.mix.counted == "sample":
         shares_S = shares_S * sizes.tokens_per_sample_S

@@ -1,4 +1,4 @@
-"""How much the sources of a mix hold, in samples as the mix draws them.
+"""How much the sources of a mix hold, in samples as the mix draws them, and how much a step draws.
 
 Shape suffixes:
     S  sources
@@ -60,7 +60,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSizes:
-    """Sizes of the sources."""
+    """Sizes of the sources, and of a step of them."""
 
     samples_S: NDArray[np.float64]
     """Samples in an epoch; above 0."""
@@ -72,6 +72,8 @@ class SourceSizes:
     """Part of the first epoch that another loader, or a run before, had drawn of it; from 0 to below 1."""
     records_S: NDArray[np.float64] | None = None
     """Records in an epoch, of which amounts in epochs are; ``None`` where each is a sample."""
+    planned_tokens: float | None = None
+    """Tokens that a planned step trains on; ``None`` where none was planned."""
 
     @classmethod
     def of(
@@ -143,11 +145,13 @@ class SourceSizes:
         return tokens_S
 
     def tokens_per_step(self, mix: MixConfig) -> float:
-        """Return the tokens of a step about: rows of which each holds one document leave room.
+        """Return the tokens that a step trains on, over all sources: those of a planned step, or an estimate.
 
-        By the weights of the first stage; how full rows of one source are only a planned step says, as ``mix plan`` has
-        them.
+        The estimate goes by the weights of the first stage. It counts the room that is left in rows of one document
+        each, and not that in rows of one source, which only a planned step shows.
         """
+        if self.planned_tokens is not None:
+            return self.planned_tokens
         if mix.pack.method == "none":
             # Each row is one sample here, however much room it leaves, so a step has the tokens of that many samples.
             return mix.rows_per_step * float(self.tokens_per_sample_S.mean())

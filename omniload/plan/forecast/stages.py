@@ -28,16 +28,13 @@ _STUDENT = 1.6
 """How much wider a 95 % interval is by Student's distribution, with only four groups, than with many."""
 
 
-def with_expected_steps(
-    mix: MixConfig, sizes: SourceSizes, num_steps: int, *, tokens_per_step: float
-) -> MixConfig:
+def with_expected_steps(mix: MixConfig, sizes: SourceSizes, num_steps: int) -> MixConfig:
     """Return a mix whose stages begin at the steps that its weights and the sizes of its sources come to.
 
     Args:
         mix: The declared mix; one whose stages all have steps is returned as it is.
-        sizes: What its sources hold.
+        sizes: What its sources hold, and a step draws.
         num_steps: Steps of the run; stages that do not begin within them go on waiting.
-        tokens_per_step: Tokens that a step trains on.
     """
     if not mix.mix.waits:
         return mix
@@ -55,7 +52,7 @@ def with_expected_steps(
         def is_over(
             step: int, so_far: MixConfig = so_far, needed_S: NDArray[np.float64] = needed_S
         ) -> bool:
-            drawn_S = tokens_by_step(so_far, sizes, step, tokens_per_step=tokens_per_step)
+            drawn_S = tokens_by_step(so_far, sizes, step)
             return bool((drawn_S >= needed_S).all())
 
         low, high = stages[-1].from_step + max(1, stages[-1].ramp_steps), num_steps
@@ -66,10 +63,10 @@ def with_expected_steps(
     return _with(mix, tuple(stages))
 
 
-def steps_to_the_end(mix: MixConfig, sizes: SourceSizes, *, tokens_per_step: float) -> int | None:
+def steps_to_the_end(mix: MixConfig, sizes: SourceSizes) -> int | None:
     """Return after how many steps a mix ends by itself; ``None``: not within as many as a run may have."""
-    dated = with_expected_steps(mix, sizes, LARGEST_STEP, tokens_per_step=tokens_per_step)
-    expected = forecast(dated, sizes, LARGEST_STEP, tokens_per_step=tokens_per_step)
+    dated = with_expected_steps(mix, sizes, LARGEST_STEP)
+    expected = forecast(dated, sizes, LARGEST_STEP)
     return expected.total.stop if expected.ends_early else None
 
 
@@ -112,13 +109,13 @@ def _with(mix: MixConfig, stages: tuple[Stage, ...]) -> MixConfig:
     return mix.model_copy(update={"mix": weights})
 
 
-def require_end(mix: MixConfig, sizes: SourceSizes, *, tokens_per_step: float) -> int:
+def require_end(mix: MixConfig, sizes: SourceSizes) -> int:
     """Return the steps until a mix ends by itself.
 
     Raises:
         ConfigError: It does not, in as many steps as a run may have.
     """
-    if (end := steps_to_the_end(mix, sizes, tokens_per_step=tokens_per_step)) is None:
+    if (end := steps_to_the_end(mix, sizes)) is None:
         raise ConfigError(
             f"mix.stop {mix.mix.stop!r} does not end this mix within {LARGEST_STEP:,} steps, the most that a run may "
             "have; say --steps, or give each source more weight"
@@ -131,25 +128,22 @@ def first_refused(
     sizes: SourceSizes,
     steps: int,
     groups: Mapping[str, tuple[str, GroupCap]],
-    *,
-    tokens_per_step: float,
 ) -> tuple[int, ConfigError] | None:
     """Return the first step at which a run would go through a source more often than it may, and what is said of it.
 
     Args:
         mix: The declared mix.
-        sizes: What its sources hold.
+        sizes: What its sources hold, and a step draws.
         steps: Steps of the run.
         groups: As for ``require_repetitions``.
-        tokens_per_step: Tokens that a step trains on.
 
     Returns:
         ``None`` if a run of this many steps is not refused.
     """
-    dated = with_expected_steps(mix, sizes, steps, tokens_per_step=tokens_per_step)
+    dated = with_expected_steps(mix, sizes, steps)
 
     def refused(count: int) -> ConfigError | None:
-        total = forecast(dated, sizes, count, tokens_per_step=tokens_per_step).total
+        total = forecast(dated, sizes, count).total
         wanted = dict(zip(mix.names, total.epochs_S.tolist(), strict=True))
         try:
             require_repetitions(mix.sources, wanted, total.stop, groups)

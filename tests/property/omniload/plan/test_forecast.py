@@ -1,5 +1,7 @@
 """The forecast agrees with the sum of every step."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,7 +53,7 @@ def added_up(mix, held, step, tokens_per_step):
 
 @given(mixes(), sizes, st.integers(0, 90), st.integers(1, 10_000))
 def test_tokens_are_those_of_every_step_added_up(mix, held, step, tokens_per_step):
-    found = tokens_by_step(mix, held, step, tokens_per_step=tokens_per_step)
+    found = tokens_by_step(mix, replace(held, planned_tokens=tokens_per_step), step)
 
     np.testing.assert_allclose(found, added_up(mix, held, step, tokens_per_step), rtol=1e-9)
 
@@ -78,7 +80,7 @@ def test_a_run_ends_at_the_first_step_that_the_stop_policy_names(mix, held, num_
     end = forecast(mix, held, num_steps).total.stop
 
     def done(step):
-        return every(tokens_by_step(mix, held, step, tokens_per_step=mix.batch.tokens) >= epoch)
+        return every(tokens_by_step(mix, held, step) >= epoch)
 
     first = next((step for step in range(num_steps + 1) if done(step)), None)
     assert end == (num_steps if first is None else first)
@@ -104,13 +106,13 @@ def test_no_more_is_forecast_of_a_source_than_the_stop_policy_lets_a_run_draw(mi
 
 @given(mixes(), sizes, st.integers(1, 400))
 def test_an_epoch_of_a_source_ends_with_the_first_step_that_has_drawn_all_of_it(mix, held, tokens):
-    steps = steps_per_epoch(mix, held, tokens_per_step=float(tokens))
+    held = replace(held, planned_tokens=float(tokens))
+
+    steps = steps_per_epoch(mix, held)
 
     epoch_S = held.samples_S * held.tokens_per_sample_S
     for s, step in enumerate(steps):
-        drawn = [
-            tokens_by_step(mix, held, k, tokens_per_step=float(tokens))[s] for k in (step - 1, step)
-        ]
+        drawn = [tokens_by_step(mix, held, k)[s] for k in (step - 1, step)]
         assert drawn[0] < epoch_S[s] * (1 + 1e-6)
         assert drawn[1] >= epoch_S[s] * (1 - 1e-6)
 
@@ -120,11 +122,11 @@ def test_a_source_that_is_never_drawn_again_has_no_epoch():
         {"from_step": 0, "weights": {"web": 1, "code": 1, "news": 1}},
         {"from_step": 10, "weights": {"web": 1, "code": 1}},
     ]
-    held = SourceSizes(samples_S=np.full(3, 1e6), tokens_per_sample_S=np.ones(3))
-
-    steps = steps_per_epoch(
-        a_mix(sources=NAMES, mix={"stages": stages}), held, tokens_per_step=30.0
+    held = SourceSizes(
+        samples_S=np.full(3, 1e6), tokens_per_sample_S=np.ones(3), planned_tokens=30.0
     )
+
+    steps = steps_per_epoch(a_mix(sources=NAMES, mix={"stages": stages}), held)
 
     assert dict(zip(sorted(NAMES), steps, strict=True)) == {
         "web": 66670,

@@ -18,9 +18,11 @@ from tests.support.plane.builders import a_mix, a_plan
 WEB = a_mix(sources=("web",))
 
 
-def sizes_of(samples, lengths):
+def sizes_of(samples, lengths, **changes):
     return SourceSizes(
-        samples_S=np.asarray(samples, float), tokens_per_sample_S=np.asarray(lengths, float)
+        samples_S=np.asarray(samples, float),
+        tokens_per_sample_S=np.asarray(lengths, float),
+        **changes,
     )
 
 
@@ -64,7 +66,7 @@ def test_constant_weights_by_token_split_every_step_alike():
 
 
 def test_a_ramp_is_summed_step_by_step():
-    tokens = tokens_by_step(a_staged_mix(), sizes_of([1, 1], [1, 1]), 14, tokens_per_step=128)
+    tokens = tokens_by_step(a_staged_mix(), sizes_of([1, 1], [1, 1]), 14)
 
     ramp = [0.5 - 0.25 * i / 4 for i in (1, 2, 3, 4)]
     assert tokens[0] == pytest.approx(128 * (10 * 0.5 + sum(ramp)))
@@ -97,7 +99,7 @@ def test_weights_by_sample_give_long_samples_more_tokens():
 
 
 def test_padding_lowers_what_a_step_draws():
-    total = forecast(a_mix(), sizes_of([1, 1], [1, 1]), 10, tokens_per_step=100).total
+    total = forecast(a_mix(), sizes_of([1, 1], [1, 1], planned_tokens=100), 10).total
 
     assert total.tokens_S.tolist() == [500, 500]
 

@@ -18,8 +18,12 @@ from omniload.plan.forecast.stages import (
 )
 from tests.support.plane.builders import a_mix
 
-SIZES = SourceSizes(samples_S=np.array([300.0, 50.0]), tokens_per_sample_S=np.array([40.0, 20.0]))
-"""Code has 12,000 tokens, web has 1,000."""
+SIZES = SourceSizes(
+    samples_S=np.array([300.0, 50.0]),
+    tokens_per_sample_S=np.array([40.0, 20.0]),
+    planned_tokens=130.0,
+)
+"""Code has 12,000 tokens, web has 1,000, and a step draws 130."""
 
 
 def a_file(first, second, **stages):
@@ -39,7 +43,7 @@ def a_file(first, second, **stages):
 def test_stages_are_expected_where_their_tokens_come_to_the_epochs(web, code, ramp):
     mix = a_file({"web": web, "code": code}, {"web": 1, "code": code}, ramp=ramp)
 
-    found = with_expected_steps(mix, SIZES, 10**4, tokens_per_step=128)
+    found = with_expected_steps(mix, SIZES, 10**4)
 
     drawn_S, steps = np.zeros(2), []
     for step in range(10**4):
@@ -49,19 +53,19 @@ def test_stages_are_expected_where_their_tokens_come_to_the_epochs(web, code, ra
                 steps.append(step)
         if len(steps) == 2:
             break
-        drawn_S += 128 * np.array(weights_at(found.mix.stages, mix.names, step))
+        drawn_S += 130 * np.array(weights_at(found.mix.stages, mix.names, step))
     assert [stage.from_step for stage in found.mix.stages[1:]] == steps
 
 
 def test_a_stage_that_does_not_begin_within_the_run_goes_on_waiting():
     mix = a_file({"web": 1, "code": 1}, {"web": 1, "code": 1})
 
-    found = with_expected_steps(mix, SIZES, 40, tokens_per_step=128)
+    found = with_expected_steps(mix, SIZES, 40)
 
     assert [stage.waits for stage in found.mix.stages] == [False, False, True]
-    assert found.mix.stages[1].from_step == 32  # 2,000 tokens, 64 of them a step
+    assert found.mix.stages[1].from_step == 31  # 2,000 tokens, 65 of them a step
     plain = a_mix()
-    assert with_expected_steps(plain, SIZES, 40, tokens_per_step=128) is plain
+    assert with_expected_steps(plain, SIZES, 40) is plain
 
 
 def known(**changes):
@@ -91,7 +95,7 @@ AMOUNTS = {"code": {"epochs": 1}, "web": {"epochs": 1}}
 
 
 def within(mix, sampled, others):
-    total = forecast(mix, SIZES, 10**4, tokens_per_step=130).total
+    total = forecast(mix, SIZES, 10**4).total
     return total.stop, end_is_within(mix, total, sampled, others)
 
 
@@ -101,7 +105,7 @@ def test_an_end_is_known_within_what_its_sources_and_the_steps_that_were_planned
     steps, of_sources = within(mix, known(), [100] * 8)
     _, of_steps = within(mix, known(errors=0), [96, 104] * 4)
 
-    assert steps == steps_to_the_end(mix, SIZES, tokens_per_step=130) == 100
+    assert steps == steps_to_the_end(mix, SIZES) == 100
     assert of_sources == pytest.approx(0.01 * (12**2 + 1) ** 0.5 / 13)
     assert of_steps == pytest.approx(1.6 * (7 * 16) ** 0.5 / 100)
 
@@ -143,7 +147,7 @@ def test_the_step_at_which_a_run_is_refused_is_the_first_that_goes_beyond_a_cap(
     web = mix.sources["web"].model_copy(update={"max_repetition": max(1.0, cap)})
     mix = mix.model_copy(update={"sources": {**mix.sources, "web": web}})
 
-    found = first_refused(mix, SIZES, steps, {}, tokens_per_step=130)
+    found = first_refused(mix, SIZES, steps, {})
 
     # Web has 1,000 tokens; the forecast of the draws is exact to a hundredth.
     most = max(1.0, cap) * 1.01
@@ -157,4 +161,4 @@ def test_the_step_at_which_a_run_is_refused_is_the_first_that_goes_beyond_a_cap(
 
 def test_a_mix_that_goes_on_for_ever_has_no_end():
     with pytest.raises(ConfigError, match="does not end this mix within"):
-        require_end(a_mix(), SIZES, tokens_per_step=130)
+        require_end(a_mix(), SIZES)
