@@ -41,7 +41,7 @@ from omniload.mix.schema.caps import require_amounts
 from omniload.mix.schema.weights import GroupCap
 from omniload.plan.forecast.forecast import Forecast, Span, warnings_of
 from omniload.plan.forecast.sizes import PADDING, SourceSizes
-from omniload.plan.forecast.stages import first_refused, require_end, with_expected_steps
+from omniload.plan.forecast.stages import first_refused_step, require_end, with_expected_steps
 from omniload.simulation.rehearsal import FirstSteps, Refusal, steps_of_a_forecast
 from omniload.source.estimate import SourceProfile, profile
 from omniload.source.kept_profile import KeptProfile
@@ -153,7 +153,7 @@ def _until(
     if rehearsed.is_whole:
         return steps or len(rehearsed.steps), None
     steps = steps or require_end(mix, sizes)
-    found = first_refused(mix, sizes, steps, _groups(mix, file))
+    found = first_refused_step(mix, sizes, steps, _groups(mix, file))
     if found is None:
         return steps, None
     step, error = found

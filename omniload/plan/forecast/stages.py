@@ -15,7 +15,7 @@ from omniload.plan.forecast.sizes import Sampled, SourceSizes
 
 __all__ = [
     "end_is_within",
-    "first_refused",
+    "first_refused_step",
     "require_end",
     "steps_to_the_end",
     "with_expected_steps",
@@ -123,7 +123,7 @@ def require_end(mix: MixConfig, sizes: SourceSizes) -> int:
     return end
 
 
-def first_refused(
+def first_refused_step(
     mix: MixConfig,
     sizes: SourceSizes,
     steps: int,

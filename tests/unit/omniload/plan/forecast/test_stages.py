@@ -11,7 +11,7 @@ from omniload.plan.forecast.forecast import forecast
 from omniload.plan.forecast.sizes import Sampled, SourceSizes
 from omniload.plan.forecast.stages import (
     end_is_within,
-    first_refused,
+    first_refused_step,
     require_end,
     steps_to_the_end,
     with_expected_steps,
@@ -147,7 +147,7 @@ def test_the_step_at_which_a_run_is_refused_is_the_first_that_goes_beyond_a_cap(
     web = mix.sources["web"].model_copy(update={"max_repetition": max(1.0, cap)})
     mix = mix.model_copy(update={"sources": {**mix.sources, "web": web}})
 
-    found = first_refused(mix, SIZES, steps, {})
+    found = first_refused_step(mix, SIZES, steps, {})
 
     # Web has 1,000 tokens; the forecast of the draws is exact to a hundredth.
     most = max(1.0, cap) * 1.01
