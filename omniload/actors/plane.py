@@ -16,7 +16,6 @@ from omniload.mix.edits.history import History
 from omniload.mix.run_record import MixText, write_run_record
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.world import World
-from omniload.plan.world import require_rows as plan_requires
 
 __all__ = [
     "DataPlane",
@@ -24,7 +23,6 @@ __all__ = [
     "RankHandle",
     "first_step_of",
     "join_world",
-    "require_rows",
 ]
 
 
@@ -202,12 +200,3 @@ def join_world(
     if asked.generation is None and was_held(world):
         return resize(asked.after(world.generation))
     return world
-
-
-def require_rows(spec: PlaneSpec) -> None:
-    """Refuse a batch that cannot give every data-parallel rank a row.
-
-    Raises:
-        ConfigError: There are too few rows; names their number and the number needed.
-    """
-    plan_requires(spec.mix, spec.tree)

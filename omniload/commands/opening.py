@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omniload.actors.plane import PlaneSpec, require_rows
+from omniload.actors.plane import PlaneSpec
 from omniload.actors.roles.first_look import gives_any
 from omniload.base.concurrency.threads import DaemonPool
 from omniload.base.concurrency.time_limit import LimitedCalls
@@ -32,6 +32,7 @@ from omniload.commands.faults import (
 from omniload.mix.config import MixConfig, SourceConfig, TokenizerConfig, load_mix
 from omniload.plan.place_tree import ClientPlaceTree
 from omniload.plan.strategies import require_balance, tags_of_samples
+from omniload.plan.world import require_rows
 from omniload.source.access.index_folders import index_folder
 from omniload.source.columns import as_binary, take, text_array
 from omniload.source.distinct.drawn_before import drawn_before
@@ -147,7 +148,7 @@ def find_sources(
         found = [each for each in found if str(getattr(each, "__cause__", "")) != said]
         tokenizer = type(tokenizer)(with_line(said, ("tokenizer",), file))
     outcomes_of_all = (
-        outcome_of(lambda: require_rows(spec), file),
+        outcome_of(lambda: require_rows(spec.mix, spec.tree), file),
         outcome_of(lambda: require_balance(mix), file),
         tokenizer,
         *found,

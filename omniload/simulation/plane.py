@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from omniload.actors.opening import runtime_of
-from omniload.actors.plane import PlaneSpec, require_rows
+from omniload.actors.plane import PlaneSpec
 from omniload.base.errors import ConfigError
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.loader_groups import ANSWERING, LoaderShare, most_of_one
 from omniload.machine.messages import Started
 from omniload.machine.readers import ReaderScaler
 from omniload.machine.source_loader import SourceLoader
+from omniload.plan.world import require_rows
 from omniload.simulation.clock import Clock, Host, Lane, Process
 from omniload.simulation.figures import Meter, Simulated
 from omniload.simulation.hollow import HollowSource, hollow_rows
@@ -64,7 +65,7 @@ def require_simulable(spec: PlaneSpec, hosts: int) -> None:
     Raises:
         ConfigError: The message says why.
     """
-    require_rows(spec)
+    require_rows(spec.mix, spec.tree)
     if spec.mix.balance.strategy == "hybrid":
         raise ConfigError(
             "balance.strategy is 'hybrid', which deals images, and simulated samples have tokens alone; "

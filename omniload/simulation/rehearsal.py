@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.actors.heartbeat_board import Activity
-from omniload.actors.plane import PlaneSpec, require_rows
+from omniload.actors.plane import PlaneSpec
 from omniload.actors.planning import make_planner
 from omniload.actors.roles.loader import LoaderShell
 from omniload.base.errors import ConfigError, IntegrityError, OmniloadError
@@ -41,6 +41,7 @@ from omniload.plan.forecast.forecast import Forecast, Span, forecast
 from omniload.plan.forecast.sizes import Sampled, SourceSizes
 from omniload.plan.forecast.stages import end_is_within, steps_to_the_end
 from omniload.plan.records import PieceTags, StepPlan
+from omniload.plan.world import require_rows
 from omniload.simulation.reading import Shown
 from omniload.source.estimate import SourceProfile
 
@@ -66,7 +67,7 @@ class Rehearsal:
             ConfigError: The mix, a source or the batch is refused.
             StateError: ``spec.state`` does not fit the mix or the data.
         """
-        require_rows(spec)
+        require_rows(spec.mix, spec.tree)
         self._spec = spec = spec.with_edits()
         mix = spec.history.latest
         every_source = range(len(mix.names))

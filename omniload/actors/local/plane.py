@@ -21,7 +21,6 @@ from omniload.actors.plane import (
     PlaneSpec,
     RankHandle,
     join_world,
-    require_rows,
 )
 from omniload.actors.planner_journal import open_journal
 from omniload.actors.planning import make_planner
@@ -55,7 +54,7 @@ from omniload.mix.edits.answers import EditRequest, EditTaken
 from omniload.mix.edits.edit import AddSource, SkipShard
 from omniload.mix.edits.shards import shard_meant
 from omniload.plan.records import StepPlan
-from omniload.plan.world import RanksServed, World, WorldRank
+from omniload.plan.world import RanksServed, World, WorldRank, require_rows
 from omniload.source.parts.divided import ThreadReader
 
 __all__ = ["LocalHandle", "LocalPlane"]
@@ -80,7 +79,7 @@ class LocalPlane(DataPlane):
             StateError: ``spec.state`` does not fit the mix or the data, or the plane is open already.
             UnavailableError: A store did not answer.
         """
-        require_rows(spec)
+        require_rows(spec.mix, spec.tree)
         keep_freed()  # as in every process that reads
         self.spec, self.board = spec, MemoryBoard()
         self._lock, self._closing = threading.Lock(), threading.Lock()

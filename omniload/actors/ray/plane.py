@@ -17,7 +17,7 @@ from omniload.actors.claim import claim
 from omniload.actors.gate import Gate
 from omniload.actors.heartbeat_board import FolderBoard
 from omniload.actors.patience import wait_for_opening
-from omniload.actors.plane import DataPlane, PlaneSpec, require_rows
+from omniload.actors.plane import DataPlane, PlaneSpec
 from omniload.actors.ray.answers import answer_to, plain_error, wait_for_ref
 from omniload.actors.ray.changes import change_mix
 from omniload.actors.ray.cluster import node_here
@@ -54,6 +54,7 @@ from omniload.base.linux.cores import cores_here
 from omniload.base.log import RoleLogs
 from omniload.machine.loader_groups import LoaderShare, costs_of, partition, seconds_in_loaders
 from omniload.machine.messages import ResizeAsked
+from omniload.plan.world import require_rows
 from omniload.source.kept_profile import kept_profiles
 
 __all__ = ["RayPlane"]
@@ -77,7 +78,7 @@ class RayPlane(DataPlane):
             UnavailableError: No nodes had room for ``runtime.place`` within its limit.
         """
         # Before anything is started, so that a mistake in the file does not cost a start of Ray.
-        require_rows(spec)
+        require_rows(spec.mix, spec.tree)
         runtime = spec.mix.runtime
         listening = listening_of(runtime.bind, runtime.ports, os.environ.get("MASTER_ADDR"))
         self._gate, self._closing, self._closed = Gate(), threading.Lock(), False

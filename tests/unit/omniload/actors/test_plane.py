@@ -5,11 +5,7 @@ from dataclasses import replace
 import pytest
 
 from omniload.actors.opening import runtime_of
-from omniload.actors.plane import (
-    PlaneSpec,
-    join_world,
-    require_rows,
-)
+from omniload.actors.plane import PlaneSpec, join_world
 from omniload.actors.planner_journal import open_journal
 from omniload.actors.planning import make_planner, make_successor, tokenizer_digest
 from omniload.base.errors import ConfigError, IntegrityError, StateError
@@ -76,20 +72,6 @@ def test_the_journal_is_kept_in_the_folder_of_the_run(tmp_path):
 
     assert read_journal(tmp_path / "runs" / "a" / JOURNAL_NAME) == (planner.state_at(0), [])
     assert open_journal(None, planner) is None
-
-
-def test_a_batch_of_fewer_rows_than_ranks_is_refused_with_what_it_takes(tmp_path):
-    with pytest.raises(ConfigError, match=r"is 4 rows .* fewer than the 5 .* to 160 or more"):
-        require_rows(a_spec(tmp_path, dp=5))
-
-
-def test_rows_that_cannot_be_sliced_evenly_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"length 32 is not a multiple of 2 \* cp = 6"):
-        require_rows(a_spec(tmp_path, cp=3))
-
-
-def test_a_batch_that_fits_is_accepted(tmp_path):
-    require_rows(a_spec(tmp_path, dp=4, cp=2))
 
 
 @pytest.mark.parametrize(

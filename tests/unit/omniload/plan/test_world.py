@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omniload.base.errors import StateError
+from omniload.base.errors import ConfigError, StateError
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.plan.world import Edition, RanksServed, World
+from omniload.plan.world import Edition, RanksServed, World, require_rows
+from tests.support.plane.builders import a_mix
 
 
 def a_world(dp=4, **changes):
@@ -101,3 +102,17 @@ def test_a_plan_of_an_edition_before_stands_where_its_planner_is_gone_and_those_
     before, step, stands
 ):
     assert Edition(life=1, turn=2, since=5).keeps(before, step) is stands
+
+
+def test_a_batch_of_fewer_rows_than_ranks_is_refused_with_what_it_takes():
+    with pytest.raises(ConfigError, match=r"is 4 rows .* fewer than the 5 .* to 160 or more"):
+        require_rows(a_mix(), ClientPlaceTree.of(dp=5))
+
+
+def test_rows_that_cannot_be_sliced_evenly_are_refused():
+    with pytest.raises(ConfigError, match=r"length 32 is not a multiple of 2 \* cp = 6"):
+        require_rows(a_mix(), ClientPlaceTree.of(cp=3))
+
+
+def test_a_batch_that_fits_is_accepted():
+    require_rows(a_mix(), ClientPlaceTree.of(dp=4, cp=2))
