@@ -75,12 +75,7 @@ __all__ = [
     "StepsTaken",
     "TakeOver",
     "TimesRead",
-    "base_due",
 ]
-
-_BASE_EVERY = 1024
-"""Steps between two whole states in the journal. At least as many as may be planned ahead, because a planner that takes
-over reads from the second to last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,15 +381,3 @@ class SliceRequest:
     stops_N: NDArray[np.int64]
     columns: tuple[str, ...] = ()
     """Columns wanted in addition to the tokens; the answer leaves out columns that the source does not have."""
-
-
-def base_due(
-    history: History, state: MixState, fingerprint: Mapping[str, str], world: World
-) -> tuple[AppendBase | AppendWorld, ...]:
-    """Return the whole-state records that are due in the journal before the step of ``state``; usually none."""
-    if state.step % _BASE_EVERY:
-        return ()
-    beside = history.state_fields_at(state.mix_revision, fingerprint)
-    base = AppendBase(state=state, **beside)
-    # Together with the ranks, because a planner that takes over reads from this base on.
-    return (base, AppendWorld(world=world)) if world.generation else (base,)

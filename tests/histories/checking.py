@@ -9,8 +9,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
-from omniload.machine import messages as messages_module
 from omniload.machine import queue as queue_module
+from omniload.machine.plans import windows as windows_module
 from omniload.mix.edits.edits_file import edits_in
 from omniload.mix.state import MixState
 from tests.histories.remembered import ROWS, remembering
@@ -48,7 +48,7 @@ class Outcome:
 def history_of(world: World, *, traced: bool = False) -> Outcome:
     """Run the history of a world."""
     plane: ScaledPlane | None = None
-    bases = patch.object(messages_module, "_BASE_EVERY", 8) if world.small_bases else nullcontext()
+    bases = patch.object(windows_module, "_BASE_EVERY", 8) if world.small_bases else nullcontext()
     with (
         bases,
         remembering(),

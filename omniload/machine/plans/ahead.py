@@ -23,7 +23,7 @@ from omniload.machine.messages import (
 from omniload.machine.metadata.tags import asked_with_tags
 from omniload.machine.plans.fences import Withdrawal
 from omniload.machine.plans.unread import Unread
-from omniload.machine.plans.windows import Drawn, PlannedSteps
+from omniload.machine.plans.windows import PlannedSteps, WindowDraws
 from omniload.machine.queue import (
     SampleQueue,
     draw_window,
@@ -265,7 +265,7 @@ class PlanningAhead:
             kept += self._steps.reach(self.state, self.history, self.fingerprint, self.world)
         if not plans:
             return []
-        drawn = Drawn(step=plans[0].step, tables_S=tables_S, window=window[: len(plans)])
+        drawn = WindowDraws(step=plans[0].step, tables_S=tables_S, window=window[: len(plans)])
         draw_window(self._queues, drawn.window)
         published = self._steps.publish(plans, drawn)
         return [*kept, PublishPlans(plans=published, released_to=self.released_to)]

@@ -19,7 +19,6 @@ from omniload.machine.messages import (
     PlannerCommand,
     PublishPlans,
     ReleaseSteps,
-    base_due,
 )
 from omniload.machine.queue import SampleQueue
 from omniload.machine.strategy import place_again
@@ -30,11 +29,15 @@ from omniload.plan.membership import Membership
 from omniload.plan.records import StepPlan, TagsOf
 from omniload.plan.world import World
 
-__all__ = ["Drawn", "PlannedSteps", "with_released"]
+__all__ = ["PlannedSteps", "WindowDraws", "with_released"]
+
+_BASE_EVERY = 1024
+"""Steps between two whole states in the journal. At least as many as may be planned ahead, because a planner that takes
+over reads from the second to last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class WindowDraws:
     """The draws of the steps of one window."""
 
     step: int
@@ -49,9 +52,11 @@ class Drawn:
         """The last step of the window."""
         return self.step + len(self.window) - 1
 
-    def before(self, step: int) -> "Drawn":
+    def before(self, step: int) -> "WindowDraws":
         """Return the draws of the steps before ``step``."""
-        return Drawn(step=self.step, tables_S=self.tables_S, window=self.window[: step - self.step])
+        return WindowDraws(
+            step=self.step, tables_S=self.tables_S, window=self.window[: step - self.step]
+        )
 
     def from_step(self, step: int) -> list[SampleTable]:
         """Return for each source what the steps from ``step`` on drew, and all bad records known before the window."""
@@ -72,7 +77,7 @@ class PlannedSteps:
 
     _states: dict[int, MixState]
     _plans: deque[tuple[StepPlan, ...]] = field(default_factory=deque, init=False)
-    _drawn: deque[Drawn] = field(default_factory=deque, init=False)
+    _drawn: deque[WindowDraws] = field(default_factory=deque, init=False)
 
     @classmethod
     def of(cls, states: Iterable[MixState]) -> Self:
@@ -92,11 +97,16 @@ class PlannedSteps:
     def reach(
         self, state: MixState, history: History, fingerprint: Mapping[str, str], world: World
     ) -> tuple[AppendBase | AppendWorld, ...]:
-        """Note the state after a planned step; return the journal records that are due after that step's record."""
+        """Note the state after a planned step; return the whole state for the journal where it is due, mostly not."""
         self._states[state.step] = state
-        return base_due(history, state, fingerprint, world)
+        if state.step % _BASE_EVERY:
+            return ()
+        beside = history.state_fields_at(state.mix_revision, fingerprint)
+        base = AppendBase(state=state, **beside)
+        # Together with the ranks, because a planner that takes over reads from this base on.
+        return (base, AppendWorld(world=world)) if world.generation else (base,)
 
-    def publish(self, plans: Sequence[StepPlan], drawn: Drawn) -> tuple[StepPlan, ...]:
+    def publish(self, plans: Sequence[StepPlan], drawn: WindowDraws) -> tuple[StepPlan, ...]:
         """Keep the plans of a window and its draws; return the plans."""
         self._plans.append(tuple(plans))
         self._drawn.append(drawn)
@@ -181,7 +191,9 @@ def with_released(
     return (*commands[:behind], *samples, *commands[behind:])
 
 
-def _give_back(queues: Sequence[SampleQueue], drawn: Sequence[Drawn], state: MixState) -> None:
+def _give_back(
+    queues: Sequence[SampleQueue], drawn: Sequence[WindowDraws], state: MixState
+) -> None:
     """Restore queues to how they were before the step of ``state``, followed by the samples reported since.
 
     Args:

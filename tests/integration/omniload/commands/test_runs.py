@@ -18,8 +18,8 @@ from omniload.actors.status_file import STATUS_NAME
 from omniload.base.errors import ConfigError, IntegrityError, StateError
 from omniload.client import Client
 from omniload.front.opening import open_mix
-from omniload.machine import messages as messages_module
 from omniload.machine.messages import ResizeAsked
+from omniload.machine.plans import windows as windows_module
 from omniload.mix.config import BalanceConfig, load_mix
 from omniload.mix.edits.history import History
 from omniload.mix.journal.lines import JournalLine
@@ -450,7 +450,7 @@ def test_audit_refuses_data_with_other_records(mix_path, tmp_path):
 def test_a_verb_takes_in_no_record_of_a_step_before_the_last_base(
     mix_path, tmp_path, monkeypatch, arguments
 ):
-    monkeypatch.setattr(messages_module, "_BASE_EVERY", 4)
+    monkeypatch.setattr(windows_module, "_BASE_EVERY", 4)
     monkeypatch.chdir(tmp_path)
     a_run(tmp_path / "run", mix_path, dp=1)
     taken, parse = [], JournalLine.parsed
