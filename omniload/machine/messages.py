@@ -24,6 +24,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +46,7 @@ from omniload.mix.journal.times import MeasuredTimes
 from omniload.mix.samples import SampleTable
 from omniload.mix.state import MixState
 from omniload.plan.records import StepPlan
-from omniload.plan.world import World
+from omniload.plan.world import World, WorldRank
 
 __all__ = [
     "AppendBase",
@@ -108,6 +109,11 @@ class StepTaken:
     """Each peer of a cp group fetches its own slice, so the step is needed until all of them have theirs."""
     generation: int = 0
     """Generation of the rank's world; events of an earlier world are ignored."""
+
+    @classmethod
+    def by(cls, rank: WorldRank, step: int) -> Self:
+        """Return the event of a rank."""
+        return cls(step=step, dp_rank=rank.dp, cp_rank=rank.cp, generation=rank.generation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,9 +29,9 @@ class WorldRank(NamedTuple):
 
     dp: int
     """Place along dp."""
-    cp: int
+    cp: int = 0
     """Place along cp."""
-    generation: int
+    generation: int = 0
     """Generation of the world."""
 
 

@@ -233,19 +233,18 @@ class LocalHandle(RankHandle):
         self, plane: LocalPlane, dp_rank: int, cp_rank: int, asked: ResizeAsked | None
     ) -> None:
         """Claim a rank of the plane, which has checked that it exists; ``asked`` names other ranks than the first."""
-        self._plane, self._cp_rank = plane, cp_rank
+        self._plane = plane
         if asked is None:
             world, first_step = World(tree=plane.spec.tree), plane.first_step
         else:
             held = partial(plane.was_held, dp_rank=dp_rank, cp_rank=cp_rank)
             world, first_step = join_world(asked, plane.resize, held), asked.step
-        self._be(world, dp_rank, plane.claim_rank(world, dp_rank, cp_rank), first_step)
+        self._be(plane.claim_rank(world, dp_rank, cp_rank), world, first_step)
 
-    def _be(self, world: World, dp_rank: int, key: WorldRank, first_step: int) -> None:
+    def _be(self, rank: WorldRank, world: World, first_step: int) -> None:
         """Become a claimed rank."""
-        self._world, self._key, self.first_step = world, key, first_step
-        self._dp_rank = dp_rank
-        self._name = rank_name(dp_rank, self._cp_rank, world.tree.size_of("cp"))
+        self._rank, self._world, self.first_step = rank, world, first_step
+        self._name = rank_name(rank.dp, rank.cp, world.tree.size_of("cp"))
         self._activity = self._plane.activity_of(self._name)
         self._activity.rest("has asked for no batch")
         self._lent: tuple[Batch, tuple[int, int]] | None = None
@@ -265,29 +264,29 @@ class LocalHandle(RankHandle):
 
     def _built(self, step: int, timeout_s: float | None) -> Batch | None:
         """Wait for a step, and take it; if it is withheld at that moment, wait again."""
-        constructor, generation = self._plane.constructor, self._world.generation
-        rank = self._dp_rank, self._cp_rank
+        constructor, rank = self._plane.constructor, self._rank
         # The usual case: a rank that trains finds it built, and does not post a wait.
-        if (built := constructor.take_built(step, *rank, generation)) is not None:
+        if (built := constructor.take_built(step, rank)) is not None:
             return built
         with self._activity.doing(f"waits for step {step}", (_CONSTRUCTOR,)):
             limit_s = timeout_s or self._plane.spec.mix.runtime.batch_timeout
             wait = Wait.for_batch(self._name, step, _CONSTRUCTOR, limit_s)
             while True:
-                wait_until(lambda s: constructor.wait(step, s, generation), wait, self._plane.board)
+                wait_until(
+                    lambda s: constructor.wait(step, s, rank.generation), wait, self._plane.board
+                )
                 with suppress(TimeoutError):
-                    return constructor.take(step, *rank, 0.0, generation)
+                    return constructor.take(step, rank, 0.0)
 
     @override
     def is_ready(self, step: int) -> bool:
-        return self._plane.constructor.has(step, self._world.generation)
+        return self._plane.constructor.has(step, self._rank.generation)
 
     @override
     def lent(self, step: int, timeout_s: float | None = None) -> Batch | None:
         self._plane.check()
-        rank = self._dp_rank, self._cp_rank, self._world.generation
         try:
-            lent = self._plane.constructor.lend_several(step, 1, *rank, timeout_s=timeout_s)
+            lent = self._plane.constructor.lend_several(step, 1, self._rank, timeout_s=timeout_s)
         except TimeoutError:
             return None  # it was withheld after it was ready
         self._lent = (lent[0][0], lent[1]) if lent[0] else None
@@ -296,11 +295,10 @@ class LocalHandle(RankHandle):
     @override
     def taken(self, step: int) -> None:
         # Steps are planned several at a time, so reporting them as rarely is enough.
-        generation = self._world.generation
-        if step < self._told_next and self._plane.constructor.has(step + 1, generation):
+        if step < self._told_next and self.is_ready(step + 1):
             return
         self._told_next = step + self._plane.spec.mix.steps_at_once
-        self._plane.planner.taken(step, self._dp_rank, self._cp_rank, generation)
+        self._plane.planner.taken(step, self._rank)
 
     @override
     def state_at(self, step: int) -> JsonObject:
@@ -308,17 +306,17 @@ class LocalHandle(RankHandle):
 
     @override
     def resize(self, asked: ResizeAsked, dp_rank: int) -> None:
-        asked = asked.after(self._world.generation)
-        check_rank({"dp": asked.dp, "cp": self._world.tree.size_of("cp")}, dp_rank, self._cp_rank)
+        asked, before = asked.after(self._rank.generation), self._rank
+        check_rank({"dp": asked.dp, "cp": self._world.tree.size_of("cp")}, dp_rank, before.cp)
         world = self._plane.resize(asked)
         # Everything that can fail comes before any change of this handle.
-        key, before = self._plane.claim_rank(world, dp_rank, self._cp_rank), self._key
+        rank = self._plane.claim_rank(world, dp_rank, before.cp)
         self._plane.release_rank(before)
-        self._be(world, dp_rank, key, asked.step)
+        self._be(rank, world, asked.step)
 
     @override
     def close(self) -> None:
-        self._plane.release_rank(self._key)
+        self._plane.release_rank(self._rank)
 
 
 def _change_mix(plane: "LocalPlane", request: EditRequest) -> EditTaken:

@@ -32,7 +32,7 @@ from omniload.mix.edits.history import History
 from omniload.mix.fingerprint import SourceFacts
 from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.room import Room
-from omniload.plan.world import World
+from omniload.plan.world import World, WorldRank
 
 __all__ = ["PlannerActor", "PlannerOpening"]
 
@@ -141,9 +141,9 @@ class PlannerActor(PresentActor):
         self.begun()
         return self._first_step
 
-    def taken(self, step: int, dp_rank: int, cp_rank: int, generation: int) -> None:
+    def taken(self, step: int, rank: WorldRank) -> None:
         """Note that a rank's trainer has the batch of ``step``."""
-        self._planning.taken(step, dp_rank, cp_rank, generation)
+        self._planning.taken(step, rank)
 
     def state_at(self, step: int) -> JsonObject:
         """Return the state before ``step``."""

@@ -27,7 +27,7 @@ from omniload.mix.columns import ColumnRanges
 from omniload.mix.config import MixConfig
 from omniload.mix.sources import tags_of, values_per_patch_of
 from omniload.plan.records import StepPlan
-from omniload.plan.world import RanksServed
+from omniload.plan.world import RanksServed, WorldRank
 
 __all__ = ["ConstructorShell"]
 
@@ -156,10 +156,8 @@ class ConstructorShell:
     def take(
         self,
         step: int,
-        dp_rank: int,
-        cp_rank: int = 0,
+        rank: WorldRank,
         timeout_s: float | None = None,
-        generation: int = 0,
         *,
         lends: bool = False,
     ) -> Batch | None:
@@ -173,41 +171,35 @@ class ConstructorShell:
             OmniloadError: The data plane has failed; this is the original error.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._settled(step, generation), timeout_s):
+            if not self._changed.wait_for(lambda: self._settled(step, rank.generation), timeout_s):
                 raise TimeoutError(f"step {step} was not built within {timeout_s} s")
-            if generation < self._machine.generation:
+            if rank.generation < self._machine.generation:
                 raise StateError(
-                    f"dp rank {dp_rank} asks for step {step} with generation {generation}, but the ranks are now of "
-                    f"generation {self._machine.generation}: call resize, or close the loader of a rank that left"
+                    f"dp rank {rank.dp} asks for step {step} with generation {rank.generation}, but the ranks are now "
+                    f"of generation {self._machine.generation}: call resize, or close the loader of a rank that left"
                 )
             # Before the failure is raised: a built step, and the end of the data, are served in any case.
-            if (it := self.take_built(step, dp_rank, cp_rank, generation, lends=lends)) is not None:
-                return it
+            if (built := self.take_built(step, rank, lends=lends)) is not None:
+                return built
             if self._end is not None and step >= self._end:
                 return None
             if self._error is not None:
                 raise self._error
-            return self._machine.batch_of(step, dp_rank, cp_rank)
+            return self._machine.batch_of(step, rank.dp, rank.cp)
 
-    def take_built(
-        self, step: int, dp_rank: int, cp_rank: int, generation: int, *, lends: bool = False
-    ) -> Batch | None:
+    def take_built(self, step: int, rank: WorldRank, *, lends: bool = False) -> Batch | None:
         """Give out or lend a batch as ``take`` does, but without a wait; ``None`` if it is not there."""
         with self._changed:
-            held = self.has(step, generation)
-            return self._machine.batch_of(step, dp_rank, cp_rank, lends=lends) if held else None
+            held = self.has(step, rank.generation)
+            return self._machine.batch_of(step, rank.dp, rank.cp, lends=lends) if held else None
 
-    def take_several(
-        self, step: int, most: int, dp_rank: int, cp_rank: int = 0, generation: int = 0
-    ) -> tuple[Batch, ...]:
+    def take_several(self, step: int, most: int, rank: WorldRank) -> tuple[Batch, ...]:
         """Wait for a step and return one rank's batches of it and of later steps that are built.
 
         Args:
             step: The first step.
             most: Steps wanted.
-            dp_rank: The rank.
-            cp_rank: Its place among its cp peers.
-            generation: Generation of the rank.
+            rank: The rank.
 
         Returns:
             One batch at least; none when the data ends before the step.
@@ -215,15 +207,13 @@ class ConstructorShell:
         Raises:
             OmniloadError: As for ``take``.
         """
-        return self.lend_several(step, most, dp_rank, cp_rank, generation, given=most)[0]
+        return self.lend_several(step, most, rank, given=most)[0]
 
-    def lend_several(  # noqa: PLR0913, PLR0917 -- as ``take_several``, what is given, and how long it waits
+    def lend_several(
         self,
         step: int,
         most: int,
-        dp_rank: int,
-        cp_rank: int = 0,
-        generation: int = 0,
+        rank: WorldRank,
         given: int = 0,
         timeout_s: float | None = None,
     ) -> tuple[tuple[Batch, ...], tuple[int, int]]:
@@ -238,14 +228,13 @@ class ConstructorShell:
         """
         batches = list[Batch]()
         with self._changed:
-            rank = dp_rank, cp_rank
-            first = self.take(step, *rank, timeout_s, generation, lends=given < 1)
+            first = self.take(step, rank, timeout_s, lends=given < 1)
             if first is not None:
                 batches.append(first)
                 # The lock was held since the first batch was taken, so all of them belong to one edition.
-                while len(batches) < most and self._machine.has(step + len(batches)):
+                while len(batches) < most and self._machine.has(later := step + len(batches)):
                     lends = len(batches) >= given
-                    batches.append(self._machine.batch_of(step + len(batches), *rank, lends=lends))
+                    batches.append(self._machine.batch_of(later, rank.dp, rank.cp, lends=lends))
             return tuple(batches), self._machine.giving.edition.number
 
     def confirm(self, step: int, edition: tuple[int, int]) -> bool:
@@ -253,12 +242,11 @@ class ConstructorShell:
         with self._changed:
             return self._machine.giving.confirm(step, edition)
 
-    def taken(self, step: int, dp_rank: int, cp_rank: int = 0, generation: int = 0) -> bool:
+    def taken(self, step: int, rank: WorldRank) -> bool:
         """Note for the planner that a rank's trainer has the batch of ``step``; see ``RanksTold.hear``."""
-        taken = StepTaken(step=step, dp_rank=dp_rank, cp_rank=cp_rank, generation=generation)
         with self._told:
             self._told.notify_all()
-            return self._machine.told.hear(taken)
+            return self._machine.told.hear(StepTaken.by(rank, step))
 
     def told(
         self, heard: int, served: tuple[int, tuple[int, int]] = (0, (0, 0))

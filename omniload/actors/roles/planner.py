@@ -69,7 +69,7 @@ from omniload.mix.edits.answers import EditTaken
 from omniload.mix.edits.history import History
 from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.room import Room
-from omniload.plan.world import World
+from omniload.plan.world import World, WorldRank
 
 __all__ = ["PlannerShell"]
 
@@ -122,11 +122,9 @@ class PlannerShell:
         self._constructors.listen()
         start_thread(self._thread)
 
-    def taken(self, step: int, dp_rank: int, cp_rank: int = 0, generation: int = 0) -> None:
+    def taken(self, step: int, rank: WorldRank) -> None:
         """Report that a rank's trainer has the batch of ``step``."""
-        self._events.put(
-            StepTaken(step=step, dp_rank=dp_rank, cp_rank=cp_rank, generation=generation)
-        )
+        self._events.put(StepTaken.by(rank, step))
 
     def unheard(self) -> tuple[World, list[Rank]]:
         """Return the present ranks, and those that have not reported to a planner that took over."""

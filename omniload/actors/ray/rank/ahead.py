@@ -67,7 +67,7 @@ class BatchesAhead:
         self._gate, self._check, self._pace, self._limit_s = gate, check, pace, limit_s
         self._on_lost: Callable[[Any], None] = lambda _: None
         self._constructor: Any = None
-        self._rank = WorldRank(0, 0, 0)
+        self._rank = WorldRank(0)
         self._held = deque[Batch]()
         self._last: Batch | None = None
         """Last batch of the present window, if that has several."""
@@ -220,9 +220,9 @@ class BatchesAhead:
 
         with self._gate.inside():
             if given < most:
-                asked = constructor.lend_several.remote(step, most, *rank, given)
+                asked = constructor.lend_several.remote(step, most, rank, given)
             else:
-                asked = constructor.take_several.remote(step, most, *rank)
+                asked = constructor.take_several.remote(step, most, rank)
             # Not by Ray's own future, which ends the process silently if this host's raylet has gone.
             while not wait_for_ref(asked, self._limit_s, check):
                 pass  # the rank that waits for it says so

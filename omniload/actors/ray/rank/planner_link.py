@@ -200,7 +200,7 @@ class PlannerLink:
                 self._refused = step, rank  # only this report: the constructor accepts later ones
                 self._to_tell.set()
 
-        told = constructor.taken.remote(step, *rank)
+        told = constructor.taken.remote(step, rank)
         future_of(told, "a data constructor").add_done_callback(passed_on)
 
     def _tell_planner(self, step: int, rank: WorldRank) -> None:
@@ -211,7 +211,7 @@ class PlannerLink:
                 _LOG.info("the planner was not notified that step %d was taken: %s", step, error)
                 self._lost |= actor is self._actor
 
-        future_of(actor.taken.remote(step, *rank), PLANNER).add_done_callback(heard)
+        future_of(actor.taken.remote(step, rank), PLANNER).add_done_callback(heard)
 
     def _tell_node(self) -> None:
         if self._node:

@@ -13,7 +13,7 @@ from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.messages import ResizeAsked
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.plan.world import Edition, RanksServed, World
+from omniload.plan.world import Edition, RanksServed, World, WorldRank
 from tests.support.plane.builders import a_plan, tokens_of
 
 
@@ -38,7 +38,7 @@ class FakePlane:
         return self.world
 
     def claim_rank(self, world, dp_rank, cp_rank):
-        key = (world.generation, dp_rank, cp_rank)
+        key = WorldRank(dp_rank, cp_rank, world.generation)
         if key in self.keys:
             raise StateError(f"rank-{dp_rank} of this data plane has a handle already")
         self.keys.add(key)
@@ -49,7 +49,7 @@ class FakePlane:
 
 
 def test_a_resize_to_a_number_that_another_rank_has_leaves_the_rank_as_it_was():
-    others = (1, 0, 0)
+    others = WorldRank(0, 0, 1)
     plane = FakePlane(held=others)
     handle = LocalHandle(plane, 1, 0, None)
 
@@ -57,9 +57,9 @@ def test_a_resize_to_a_number_that_another_rank_has_leaves_the_rank_as_it_was():
         handle.resize(ResizeAsked(dp=1, step=5), 0)
     handle.taken(0)
 
-    assert plane.taken == [(0, 1, 0, 0)]  # step 0, as rank 1 of generation 0
+    assert plane.taken == [(0, WorldRank(1))]
     assert handle.first_step == 0
-    assert plane.keys == {others, (0, 1, 0)}
+    assert plane.keys == {others, WorldRank(1)}
     handle.close()
     assert plane.keys == {others}
 
@@ -70,13 +70,13 @@ class BuiltForOthers:
     def has(self, step, generation=0):
         return generation == 0
 
-    def take_built(self, step, dp_rank, cp_rank, generation):
-        return object() if self.has(step, generation) else None
+    def take_built(self, step, rank):
+        return object() if self.has(step, rank.generation) else None
 
     def wait(self, step, timeout_s, generation=0):
         return False
 
-    def take(self, step, dp_rank, cp_rank, timeout_s=None, generation=0):
+    def take(self, step, rank, timeout_s=None):
         raise AssertionError("it waits without a limit")
 
 
@@ -100,8 +100,8 @@ def test_a_resized_rank_frees_its_old_number():
     handle.resize(ResizeAsked(dp=1, step=5), 0)
     handle.taken(5)
 
-    assert plane.taken == [(5, 0, 0, 1)]
-    assert plane.keys == {(7, 7, 7), (1, 0, 0)}
+    assert plane.taken == [(5, WorldRank(0, 0, 1))]
+    assert plane.keys == {(7, 7, 7), WorldRank(0, 0, 1)}
 
 
 @pytest.fixture

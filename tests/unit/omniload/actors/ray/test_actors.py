@@ -26,7 +26,7 @@ from omniload.machine.progress import Progress
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.runtime import RuntimeConfig
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.plan.world import RanksServed
+from omniload.plan.world import RanksServed, WorldRank
 from tests.support.plane.builders import a_mix, a_plan, tokens_of
 
 A = [0, 1, 0, 0, 5, 5]
@@ -193,7 +193,7 @@ def test_who_asks_a_planner_that_could_not_take_over_is_told_why(tmp_path, monke
     actor = PlannerActor("planner+1", None, None, opening)
 
     for ask in (
-        lambda: actor.taken(3, 0, 0, 0),
+        lambda: actor.taken(3, WorldRank(0)),
         lambda: actor.state_at(3),
         lambda: actor.outstanding([0]),
         lambda: actor.resize(None),

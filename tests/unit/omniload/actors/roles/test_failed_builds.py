@@ -11,7 +11,7 @@ from omniload.actors.roles.constructor import ConstructorShell
 from omniload.base.errors import IntegrityError, StateError, UnavailableError
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.messages import StepsTaken
-from omniload.plan.world import Edition, RanksServed
+from omniload.plan.world import Edition, RanksServed, WorldRank
 from tests.support.plane.builders import a_plan
 
 ERROR = IntegrityError("bad record")
@@ -25,7 +25,7 @@ def shell(monkeypatch):
     monkeypatch.setattr(module, "_ASKED_AGAIN_S", 1e-3)
     machine = DataConstructor(dp_ranks=[0], names=["web"], row_length=8)
     shell = ConstructorShell(machine, list, Activity("constructor-0"))
-    shell.taken(3, 0)
+    shell.taken(3, WorldRank(0))
     return shell
 
 
@@ -59,7 +59,7 @@ def test_a_failed_build_answers_the_question_beside_it_or_every_later_one(shell)
 
 def test_the_first_failure_of_the_present_ranks_is_told_until_there_are_other_ranks(shell):
     shell.build((), RanksServed(dp_ranks=(0,), generation=1))
-    shell.taken(3, 0, generation=1)
+    shell.taken(3, WorldRank(0, generation=1))
     of_before, of_now, behind_it = Future(), Future(), Future()
     for building, generation in ((of_before, 0), (of_now, 1), (behind_it, 1)):
         shell.told_beside(building, an_order(4, generation=generation))
@@ -72,7 +72,7 @@ def test_the_first_failure_of_the_present_ranks_is_told_until_there_are_other_ra
         shell.told_beside(BUILT, an_order(5, generation=1))
 
     shell.build((), RanksServed(dp_ranks=(0,), generation=2))
-    shell.taken(3, 0, generation=2)
+    shell.taken(3, WorldRank(0, generation=2))
     assert shell.told(0)[0] == 3
 
 

@@ -39,11 +39,12 @@ from omniload.machine.messages import (
 from omniload.mix.columns import ColumnRanges, SampleColumns
 from omniload.mix.edits.edit import SetWeights
 from omniload.plan.place_tree import ClientPlaceTree
-from omniload.plan.world import Edition, RanksServed, World
+from omniload.plan.world import Edition, RanksServed, World, WorldRank
 from tests.support.plane.builders import a_mix, a_plan, a_planner, a_table, tokens_of
 
 A = [0, 1, 0, 0, 5, 5]
 LIMIT_S = 60.0
+RANK = WorldRank(0)
 
 
 def a_shell(fetch=None, activity=None, ranks=1, **changes):
@@ -60,7 +61,8 @@ def test_a_step_that_was_built_is_taken():
 
     assert shell.build([a_plan([[A]], step=3)]) == 1
     assert (
-        shell.take(3, 0).microbatches[0].tokens_RT[0, :5].tolist() == tokens_of(0, 1, 0, 5).tolist()
+        shell.take(3, RANK).microbatches[0].tokens_RT[0, :5].tolist()
+        == tokens_of(0, 1, 0, 5).tolist()
     )
 
 
@@ -81,7 +83,7 @@ def test_a_rank_takes_what_is_built_while_the_next_steps_are_laid_out():
 
     def rows(*what, **how):
         # In another thread: the lock may be taken twice by one.
-        taking = rank.submit(lambda: shell.has(2) and shell.take(2, 0).step)
+        taking = rank.submit(lambda: shell.has(2) and shell.take(2, RANK).step)
         taken.extend(each.result() for each in wait([taking], LIMIT_S).done)
         return build_rows(*what, **how)
 
@@ -112,13 +114,13 @@ def test_a_step_that_is_built_for_the_earlier_ranks_is_not_given_to_later_ones()
     shell.build([a_plan([[A]], step=2)])
 
     assert shell.has(2)
-    assert shell.take_built(2, 0, 0, generation=1) is None
+    assert shell.take_built(2, WorldRank(0, generation=1)) is None
     assert not shell.has(2, generation=1)
     shell.fail(why)  # before it hears of the next ranks
     with pytest.raises(UnavailableError) as caught:
-        shell.take(2, 0, generation=1)
+        shell.take(2, WorldRank(0, generation=1))
     assert caught.value is why
-    assert shell.take(2, 0).step == 2
+    assert shell.take(2, RANK).step == 2
 
 
 def test_a_step_is_fetched_once():
@@ -181,7 +183,7 @@ def test_samples_that_nobody_holds_are_a_state_error(monkeypatch):
 
 def test_a_step_that_is_not_built_in_time_is_a_timeout():
     with pytest.raises(TimeoutError, match="step 4 was not built within 0"):
-        a_shell().take(4, 0, timeout_s=0)
+        a_shell().take(4, RANK, timeout_s=0)
 
 
 def test_a_failure_reaches_whoever_waits_and_built_steps_are_still_served():
@@ -191,9 +193,9 @@ def test_a_failure_reaches_whoever_waits_and_built_steps_are_still_served():
     shell.fail(IntegrityError("bad record"))
     shell.fail(StateError("a later one"))
 
-    assert shell.take(0, 0).step == 0
+    assert shell.take(0, RANK).step == 0
     with pytest.raises(IntegrityError, match="bad record"):
-        shell.take(1, 0)
+        shell.take(1, RANK)
 
 
 def test_the_end_of_the_data_is_no_batch():
@@ -204,9 +206,9 @@ def test_the_end_of_the_data_is_no_batch():
     # As for a shard that was read ahead: the run has all its steps.
     shell.fail(IntegrityError("bad record"))
 
-    assert shell.take(0, 0).step == 0
-    assert shell.take(1, 0) is None
-    assert shell.take(7, 0) is None
+    assert shell.take(0, RANK).step == 0
+    assert shell.take(1, RANK) is None
+    assert shell.take(7, RANK) is None
 
 
 def test_steps_at_hand_are_taken_together_up_to_as_many_as_asked_for():
@@ -215,9 +217,9 @@ def test_steps_at_hand_are_taken_together_up_to_as_many_as_asked_for():
         shell.build([a_plan([[A]], step=step)])
     shell.end(3)
 
-    assert [batch.step for batch in shell.take_several(0, 2, 0)] == [0, 1]
-    assert [batch.step for batch in shell.take_several(2, 2, 0)] == [2]
-    assert shell.take_several(3, 2, 0) == ()
+    assert [batch.step for batch in shell.take_several(0, 2, RANK)] == [0, 1]
+    assert [batch.step for batch in shell.take_several(2, 2, RANK)] == [2]
+    assert shell.take_several(3, 2, RANK) == ()
 
 
 def test_what_is_lent_may_be_taken_back_until_it_is_confirmed():
@@ -226,16 +228,16 @@ def test_what_is_lent_may_be_taken_back_until_it_is_confirmed():
         shell.build([a_plan([[A]], step=step)])
     shell.end(3)
 
-    batches, edition = shell.lend_several(0, 3, 0, given=1)
+    batches, edition = shell.lend_several(0, 3, RANK, given=1)
 
     assert [batch.step for batch in batches] == [0, 1, 2]
     assert shell.confirm(1, edition)
     assert shell.fence((0, 1)) == 2
     assert not shell.confirm(2, edition)
-    assert shell.take(1, 0).step == 1, "it may be asked for anew"
+    assert shell.take(1, RANK).step == 1, "it may be asked for anew"
     with pytest.raises(TimeoutError, match="step 2 was not built within 0 s"):
-        shell.lend_several(2, 3, 0, timeout_s=0)
-    assert shell.lend_several(3, 3, 0) == ((), edition)
+        shell.lend_several(2, 3, RANK, timeout_s=0)
+    assert shell.lend_several(3, 3, RANK) == ((), edition)
 
 
 def test_a_step_that_was_let_go_is_an_error_and_not_a_wait():
@@ -245,7 +247,7 @@ def test_a_step_that_was_let_go_is_an_error_and_not_a_wait():
     shell.release(ReleaseSteps(step=1))
 
     with pytest.raises(StateError, match="a rank takes steps in order, each once"):
-        shell.take(0, 0)
+        shell.take(0, RANK)
 
 
 def test_what_all_ranks_tell_of_a_step_is_one_answer_to_the_planner(monkeypatch):
@@ -253,13 +255,13 @@ def test_what_all_ranks_tell_of_a_step_is_one_answer_to_the_planner(monkeypatch)
     shell = a_shell(ranks=4)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(shell.told, 0)
-        shell.taken(3, 0)
+        shell.taken(3, RANK)
         heard, _ = asked.result(LIMIT_S)  # a planner that has heard nothing hears at once
 
         asked = pool.submit(shell.told, heard)
         for rank in (1, 2, 3):
             assert not asked.done()
-            assert shell.taken(3, rank)
+            assert shell.taken(3, WorldRank(rank))
 
         assert asked.result(LIMIT_S) == (4, StepsTaken(steps={(rank, 0): 3 for rank in range(4)}))
 
@@ -267,10 +269,10 @@ def test_what_all_ranks_tell_of_a_step_is_one_answer_to_the_planner(monkeypatch)
 def test_what_a_rank_tells_waits_for_a_late_one_no_longer_than_a_moment(monkeypatch):
     monkeypatch.setattr(constructor_module, "_TOLD_TOGETHER_S", 1e-3)
     shell = a_shell(ranks=2)
-    shell.taken(3, 0)
+    shell.taken(3, RANK)
 
     assert shell.told(0) == (1, StepsTaken(steps={(0, 0): 3}))
-    shell.taken(4, 0)
+    shell.taken(4, RANK)
     assert shell.told(1) == (2, StepsTaken(steps={(0, 0): 4}))
 
 
@@ -532,7 +534,7 @@ def test_a_read_that_fails_once_every_step_is_planned_ends_nothing():
     )
     shell.start()
     assert loader.is_asked_again.wait(LIMIT_S)
-    shell.taken(0, 0)
+    shell.taken(0, RANK)
 
     for _ in range(2):  # before it fails, and afterwards: it continues, and answers
         with pytest.raises(ConfigError, match="all its steps are planned"):
@@ -730,7 +732,7 @@ def test_a_step_that_nobody_planned_is_told_unless_the_next_planner_may_have_pla
     )
     shell.start()
 
-    shell.taken(9, 0)
+    shell.taken(9, RANK)
 
     assert told in str(constructor.failed.get(timeout=LIMIT_S))
     with pytest.raises(OmniloadError, match=told):

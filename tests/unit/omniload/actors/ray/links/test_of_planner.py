@@ -28,7 +28,7 @@ from omniload.base.errors import DefectError, IntegrityError
 from omniload.machine.data_constructor import DataConstructor
 from omniload.machine.loader_groups import MOST_READS
 from omniload.machine.messages import ReadAhead, SamplesReported, StepsTaken
-from omniload.plan.world import RanksServed
+from omniload.plan.world import RanksServed, WorldRank
 from tests.support.plane.builders import a_plan, a_table
 
 LIMIT_S = 60.0
@@ -543,7 +543,7 @@ def test_a_planner_hears_that_a_step_cannot_be_built_however_often_the_answer_is
     with ThreadPoolExecutor(4) as pool:
         link = RayConstructorLink(LossyActor(shell, list(losses), pool), (0,), 0)
         with_plans = link.build([a_plan([[[0, 1, 0, 0, 5, 5]]], step=3)], SERVED, 0)
-        assert shell.taken(2, 0)
+        assert shell.taken(2, WorldRank(0))
         assert with_plans.result(LIMIT_S).steps == {(0, 0): 2}
 
         told = link.told(SERVED)

@@ -16,9 +16,10 @@ from omniload.actors.ray.rank import ahead as module
 from omniload.actors.ray.rank.ahead import BatchesAhead
 from omniload.base.errors import UnavailableError
 from omniload.machine.plans.fetch_pace import FetchPace
+from omniload.plan.world import WorldRank
 from tests.support.plane.given.fake_actors import value_of
 
-RANK = (0, 0, 0)
+RANK = WorldRank(0)
 
 
 def unlost(_):

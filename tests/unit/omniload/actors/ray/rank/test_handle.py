@@ -50,7 +50,7 @@ class FakeConstructor:
 
     def __init__(self, name):
         self.name, self.take_several = name, self
-        self.lend_several = SimpleNamespace(remote=lambda *asked: (self.remote(*asked[:5]), (0, 1)))
+        self.lend_several = SimpleNamespace(remote=lambda *asked: (self.remote(*asked[:3]), (0, 1)))
         self.confirm = SimpleNamespace(remote=self.confirmed)
 
     def confirmed(self, step, edition):
@@ -58,8 +58,8 @@ class FakeConstructor:
         FakeConstructor.confirms += ((self.name, step, edition),)
         return FakeConstructor.words.pop(0)
 
-    def remote(self, step, _steps, dp_rank, _cp_rank, generation):
-        FakeConstructor.asked = self.name, step, dp_rank, generation
+    def remote(self, step, _steps, rank):
+        FakeConstructor.asked = self.name, step, rank.dp, rank.generation
         FakeConstructor.threads += (threading.current_thread(),)
         answer = tuple(SimpleNamespace(step=step + n) for n in range(2 * (self.left > 0)))
         FakeConstructor.left -= 1

@@ -15,6 +15,7 @@ from omniload.actors.ray import finding as finding_module
 from omniload.actors.ray.rank import planner_link as link_module
 from omniload.actors.ray.rank.planner_link import PlannerLink
 from omniload.base.errors import UnavailableError
+from omniload.plan.world import WorldRank
 
 
 class Answer:
@@ -194,9 +195,9 @@ def test_the_thread_that_watches_tells_at_once_what_the_trainer_took_and_as_whom
     link.taken(8)
 
     found = [told.get(timeout=60.0)]
-    while found[-1][0] != (8, 0, 0, 1):
+    while found[-1][0] != (8, WorldRank(0, 0, 1)):
         found.append(told.get(timeout=60.0))
-    assert {step_as for step_as, _ in found} <= {(3, 1, 0, 0), (8, 0, 0, 1)}
+    assert {step_as for step_as, _ in found} <= {(3, WorldRank(1)), (8, WorldRank(0, 0, 1))}
     (watch,) = {thread for _, thread in found}
     assert watch is not threading.current_thread()
     left.set()
@@ -216,7 +217,7 @@ def test_a_constructor_passes_on_what_a_rank_takes_and_the_planner_is_called_by_
         link.tell()
     link.tell()
 
-    assert constructor.told == [(3, 1, 0, 0), (7, 1, 0, 0)]
+    assert constructor.told == [(3, WorldRank(1)), (7, WorldRank(1))]
     assert planner.taken.steps == []
 
 
