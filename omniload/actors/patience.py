@@ -11,7 +11,7 @@ from omniload.base.clock import overslept_s
 from omniload.base.concurrency.held_signals import let_signals_in, longest_turn_s
 from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
-from omniload.machine.waiting import GiveUp, Looked, Wait
+from omniload.machine.waiting import EndWait, HeartbeatsRead, Wait
 
 __all__ = ["heard_within", "note_taken", "taken_within", "wait_for_opening", "wait_until"]
 
@@ -51,9 +51,9 @@ def wait_until(
         # Some callbacks return earlier than they are told to.
         if wait.due_in_s(now_s - began_s) > 0:
             continue
-        looked = Looked(waited_s=now_s - began_s, now_s=now_s, roles=board.read())
+        looked = HeartbeatsRead(waited_s=now_s - began_s, now_s=now_s, roles=board.read())
         for command in wait.handle(looked):
-            if isinstance(command, GiveUp):
+            if isinstance(command, EndWait):
                 raise UnavailableError(command.text)
             _LOG.warning("%s", command.text)
 

@@ -11,8 +11,8 @@ __all__ = [
     "CheckpointCommitted",
     "CheckpointDamaged",
     "Command",
+    "EndJob",
     "Event",
-    "GiveUp",
     "RankExited",
     "RanksStopped",
     "Start",
@@ -98,19 +98,19 @@ class Succeed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GiveUp:
+class EndJob:
     """End the job."""
 
     reason: str
     exit_code: int
 
 
-Command = StartRanks | StopRanks | AskRanks | Succeed | GiveUp
+Command = StartRanks | StopRanks | AskRanks | Succeed | EndJob
 
 _CONFIG_EXIT, _STATE_EXIT, _INTEGRITY_EXIT = 2, 4, 5
 _GRAVITY = (_STATE_EXIT, _CONFIG_EXIT, _INTEGRITY_EXIT)
 """Exits that a restart would repeat, the gravest last."""
-_INTERRUPTED = GiveUp(reason="interrupted", exit_code=INTERRUPTED_EXIT)
+_INTERRUPTED = EndJob(reason="interrupted", exit_code=INTERRUPTED_EXIT)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class Supervisor:
     restarts: int = 0
     """Restarts since the last checkpoint."""
     done: set[int] = field(default_factory=set)
-    _ending: GiveUp | None = field(default=None, init=False)
+    _ending: EndJob | None = field(default=None, init=False)
     _gravity: int = field(default=-1, init=False)
     _interrupted: bool = field(default=False, init=False)
     _stopping: bool = field(default=False, init=False)
@@ -180,13 +180,13 @@ class Supervisor:
         self._ending, self._gravity = self._verdict(exited.rank, exited.code), gravity
         return commands
 
-    def _verdict(self, rank: int, code: int) -> GiveUp | None:
+    def _verdict(self, rank: int, code: int) -> EndJob | None:
         cause = f"signal {-code}" if code < 0 else f"exit code {code}"
         # There is one checkpoint fewer each time, so these restarts cannot go on for ever.
         if code == _INTEGRITY_EXIT and self._falls_back:
             return None
         if code in _GRAVITY:
-            return GiveUp(
+            return EndJob(
                 reason=f"rank {rank} ended with {cause}, which a restart would repeat",
                 exit_code=code,
             )
@@ -196,7 +196,7 @@ class Supervisor:
                 f"rank {rank} ended with {cause} after {after} (max_restarts {self.max_restarts})"
             )
             # A signal has no exit code of ours; use the code for faults that are worth another try.
-            return GiveUp(reason=reason, exit_code=code if code > 0 else 3)
+            return EndJob(reason=reason, exit_code=code if code > 0 else 3)
         return None
 
     def _after_stop(self) -> tuple[Command, ...]:

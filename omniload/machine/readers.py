@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from omniload.machine.scaling.coming import Ahead, Pace
 from omniload.machine.scaling.measured import CORE, OVER, UNDER_S, Followed, Reading
 
-__all__ = ["Looked", "ReadBegun", "ReadEnded", "ReaderScaler", "ReadersWanted"]
+__all__ = ["ReadBegun", "ReadEnded", "ReaderScaler", "ReadersWanted", "TimePassed"]
 
 _WORTH = 0.25
 """Fraction of the expected gain that added readers must bring."""
@@ -46,7 +46,7 @@ _PAUSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
+class TimePassed:
     """Time has passed; the loader got a message other than a read."""
 
     now_s: float
@@ -125,9 +125,9 @@ class ReaderScaler:
             for s, each in (self._given | self._followed).items()
         }
 
-    def handle(self, event: Looked | ReadBegun | ReadEnded) -> tuple[ReadersWanted, ...]:
+    def handle(self, event: TimePassed | ReadBegun | ReadEnded) -> tuple[ReadersWanted, ...]:
         """Apply one event and return the changes to make."""
-        if isinstance(event, Looked) and event.ahead is not None:
+        if isinstance(event, TimePassed) and event.ahead is not None:
             self._ahead = event.ahead
             self._pace.reach(event.ahead.step, event.now_s)
         # Count the time until now first, under the state before the event.

@@ -11,7 +11,7 @@ from typing import Self
 from omniload.base.concurrency.calls_under_way import ENDED_CALLS, RECENT_CALL, USUAL_CALL
 from omniload.machine.progress import Progress, Task, ended_rank, reason_of
 
-__all__ = ["GiveUp", "Looked", "Quicker", "Say", "SlowCalls", "SlowStore", "Wait"]
+__all__ = ["EndWait", "HeartbeatsRead", "Quicker", "Say", "SlowCalls", "SlowStore", "Wait"]
 
 _FIRST_SAY_S = 10.0
 _LONGEST_SAY_S = 300.0
@@ -29,7 +29,7 @@ _FIRST_PAUSE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
+class HeartbeatsRead:
     """The shell has read the heartbeats."""
 
     waited_s: float
@@ -47,7 +47,7 @@ class Say:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class EndWait:
     """End the wait with an error."""
 
     text: str
@@ -84,7 +84,7 @@ class Wait:
         """Return for how long the shell need not look again, after it has waited ``waited_s``; 0 when a look is due."""
         return max(0.0, min(self._next_say_s, self._still_from_s + self.limit_s) - waited_s)
 
-    def handle(self, event: Looked) -> tuple[Say | GiveUp, ...]:
+    def handle(self, event: HeartbeatsRead) -> tuple[Say | EndWait, ...]:
         """Apply one event and return the commands to carry out."""
         waited_s = event.waited_s
         if self.due_in_s(waited_s) > 0:
@@ -95,7 +95,7 @@ class Wait:
         reason = reason_of(self.first, event.roles, event.now_s)
         if waited_s - self._still_from_s >= self.limit_s:
             return (
-                GiveUp(
+                EndWait(
                     f"{self.who} waited {waited_s:.0f} s for {self.what}, its limit: {reason}; fix or restart the "
                     "role that is named last, or raise the limit (runtime.batch_timeout)"
                 ),
@@ -104,7 +104,7 @@ class Wait:
             return ()
         if self.ranks_stay and ended_rank(self.first, event.roles, event.now_s):
             return (
-                GiveUp(
+                EndWait(
                     f"{self.who} waited {waited_s:.0f} s for {self.what}, which does not come: {reason}"
                 ),
             )
@@ -113,7 +113,7 @@ class Wait:
             self._next_say_s += min(self._next_say_s, _LONGEST_SAY_S)
         return (Say(f"{self.who} has waited {waited_s:.0f} s for {self.what}: {reason}"),)
 
-    def _see(self, event: Looked) -> None:
+    def _see(self, event: HeartbeatsRead) -> None:
         roles = event.roles.values()
         # A task includes when it began, so the same activity once more counts as a change.
         tasks = frozenset(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.machine.messages import ReadAhead, ReleaseSamples, SamplesReported, SliceRequest
-from omniload.machine.readers import Looked, ReadBegun, ReadEnded, ReaderScaler
+from omniload.machine.readers import ReadBegun, ReadEnded, ReaderScaler, TimePassed
 from omniload.machine.source_loader import SamplesRead, SourceLoader
 from omniload.mix.columns import SampleColumns
 from omniload.mix.samples import SampleTable
@@ -173,7 +173,7 @@ class SimulatedLoader:
         process = self.reader_process()
         return SimulatedReader(process=process, wire=self.wire, lane=Lane(process, 1))
 
-    def _tell(self, event: Looked | ReadBegun | ReadEnded) -> None:
+    def _tell(self, event: TimePassed | ReadBegun | ReadEnded) -> None:
         for command in self.scaler.handle(event):
             self._divide(command.source, command.readers)
 
@@ -184,7 +184,7 @@ class SimulatedLoader:
     def release(self, command: ReleaseSamples) -> None:
         """Release samples that no plan needs any more."""
         self.machine.handle(command)
-        self._tell(Looked(now_s=self._now_s, ahead=command.ahead))
+        self._tell(TimePassed(now_s=self._now_s, ahead=command.ahead))
 
     def read(self, command: ReadAhead, report: Callable[[SamplesReported], None]) -> None:
         """Read a range and report it."""

@@ -28,8 +28,8 @@ from omniload.machine.job_restarts import (
     CheckpointCommitted,
     CheckpointDamaged,
     Command,
+    EndJob,
     Event,
-    GiveUp,
     RankExited,
     RanksStopped,
     Start,
@@ -218,7 +218,7 @@ class Launcher:
                 end = self._data_end
                 self._end("done" if end is None else f"done: the data ended at step {end}")
                 return 0
-            case GiveUp(reason=reason, exit_code=code):
+            case EndJob(reason=reason, exit_code=code):
                 self._end(reason)
                 return code
             case _:

@@ -24,7 +24,7 @@ from omniload.base.log import RoleLog, get_logger
 from omniload.machine.roster.members import (
     Abandoned,
     EndMember,
-    GiveUp,
+    EndPlane,
     HandOver,
     Member,
     MemberEnded,
@@ -218,7 +218,7 @@ class Keeper:
                     with self._crew.changed:
                         self._crew.forget_loader(role)
                         self._crew.changed.notify_all()
-                case GiveUp(why=why):
+                case EndPlane(why=why):
                     self._fail(UnavailableError(why))
                 case _:
                     assert_never(command)

@@ -15,7 +15,7 @@ from omniload.base.errors import IntegrityError, OmniloadError
 from omniload.base.linux.cores import cores_here
 from omniload.base.log import get_logger
 from omniload.machine.loader_groups import most_of_one
-from omniload.machine.readers import Looked, ReadBegun, ReadEnded, ReaderScaler
+from omniload.machine.readers import ReadBegun, ReadEnded, ReaderScaler, TimePassed
 from omniload.machine.scaling.coming import Ahead
 from omniload.mix.config import MixConfig
 from omniload.source.block_memory import BlockMemory
@@ -180,7 +180,7 @@ class SourceReaders:
 
     def look(self, ahead: Ahead | None = None) -> None:
         """Check whether fewer readers would do, or more are needed soon; reads alone do not trigger this."""
-        self._tell(partial(Looked, ahead=ahead))
+        self._tell(partial(TimePassed, ahead=ahead))
         for source in list(self._sources.values()):
             source.look()
 
@@ -212,7 +212,7 @@ class SourceReaders:
         for source in list(self._sources.values()):
             source.close()
 
-    def _tell(self, event: Callable[..., Looked | ReadBegun | ReadEnded]) -> None:
+    def _tell(self, event: Callable[..., TimePassed | ReadBegun | ReadEnded]) -> None:
         with self._lock:
             # Under the lock, so that the machine hears two threads in the order of their times.
             now_s = self._clock.now_s()

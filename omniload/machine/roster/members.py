@@ -11,7 +11,7 @@ from omniload.machine.progress import Progress
 __all__ = [
     "Abandoned",
     "EndMember",
-    "GiveUp",
+    "EndPlane",
     "HandOver",
     "Member",
     "MemberEnded",
@@ -127,7 +127,7 @@ class HandOver:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class EndPlane:
     """The role cannot be held: end the plane."""
 
     role: str
@@ -142,4 +142,4 @@ class Abandoned:
     why: str
 
 
-RosterCommand = StartMember | EndMember | HandOver | GiveUp | Abandoned
+RosterCommand = StartMember | EndMember | HandOver | EndPlane | Abandoned

@@ -19,7 +19,7 @@ from omniload.machine.progress import Progress, Watched
 from omniload.machine.roster.members import (
     Abandoned,
     EndMember,
-    GiveUp,
+    EndPlane,
     HandOver,
     Member,
     MemberEnded,
@@ -217,7 +217,7 @@ class Roster:
                 f"{member.role} was lost {role.lost} times while no step was taken, the last time: {why}; fix the "
                 "cause and start again from the last checkpoint"
             )
-            return (EndMember(member, why), GiveUp(member.role, reason))
+            return (EndMember(member, why), EndPlane(member.role, reason))
         if member in role.standing_by:
             role.standing_by.remove(member)
         # First of all, because until it is ended the lost member might answer together with the next one.

@@ -60,7 +60,7 @@ from omniload.machine.plans.fences import (
 )
 from omniload.machine.roster.members import (
     EndMember,
-    GiveUp,
+    EndPlane,
     HandOver,
     Member,
     MemberEnded,
@@ -882,7 +882,7 @@ class Simulation:
                         "it is ended, and may be handed a role"
                     )
                     self._building.discard(member)
-                case GiveUp(why=why):
+                case EndPlane(why=why):
                     raise AssertionError(why)
 
     def _look(self) -> None:

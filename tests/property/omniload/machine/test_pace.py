@@ -5,7 +5,7 @@ from itertools import cycle
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from omniload.machine.readers import Looked, ReadBegun, ReadEnded, ReaderScaler
+from omniload.machine.readers import ReadBegun, ReadEnded, ReaderScaler, TimePassed
 from omniload.machine.scaling.coming import Pace
 from tests.support.examples import few
 
@@ -59,7 +59,7 @@ class Job:
         )
         self.tell(ended)
         self.now_s += READ_S * (1 - share)
-        self.tell(Looked(now_s=self.now_s))
+        self.tell(TimePassed(now_s=self.now_s))
         return share
 
     def tell(self, event):

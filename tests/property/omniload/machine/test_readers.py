@@ -5,7 +5,7 @@ import math
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from omniload.machine.readers import Looked, ReadBegun, ReadEnded, ReaderScaler
+from omniload.machine.readers import ReadBegun, ReadEnded, ReaderScaler, TimePassed
 from omniload.machine.scaling.coming import Ahead, Coming
 from tests.support.examples import few
 
@@ -50,7 +50,7 @@ class Job:
                 )
             )
         self.now_s = began_s + EVERY_S
-        self.tell(Looked(now_s=self.now_s, ahead=ahead))
+        self.tell(TimePassed(now_s=self.now_s, ahead=ahead))
         return [share for share, _, _ in shares.values()]
 
     def tell(self, event):

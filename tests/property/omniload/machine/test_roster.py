@@ -7,7 +7,7 @@ from omniload.machine.progress import Progress
 from omniload.machine.roster.members import (
     Abandoned,
     EndMember,
-    GiveUp,
+    EndPlane,
     HandOver,
     Member,
     MemberEnded,
@@ -74,7 +74,7 @@ class Plane:
                     self.holders[member.role] = member
                 case Abandoned(role=role):
                     del self.wanted[role]
-                case GiveUp():
+                case EndPlane():
                     self.is_over = True
         if not self.is_over:
             assert sorted(self.roster.members(), key=str) == sorted(self.living, key=str)

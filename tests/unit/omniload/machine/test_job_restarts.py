@@ -6,7 +6,7 @@ from omniload.machine.job_restarts import (
     AskRanks,
     CheckpointCommitted,
     CheckpointDamaged,
-    GiveUp,
+    EndJob,
     RankExited,
     RanksStopped,
     Start,
@@ -80,7 +80,7 @@ def test_a_fault_that_would_be_the_same_again_is_not_retried(code):
 
     (end,) = supervisor.handle(RanksStopped())
 
-    assert end == GiveUp(
+    assert end == EndJob(
         reason=f"rank 0 ended with exit code {code}, which a restart would repeat", exit_code=code
     )
 
@@ -102,14 +102,14 @@ def test_a_request_to_stop_lets_the_ranks_save_and_ends_the_job_as_interrupted()
 
     assert supervisor.handle(Stop()) == (AskRanks(),)
     assert supervisor.handle(exited(0)) == ()
-    assert supervisor.handle(exited(1)) == (GiveUp(reason="interrupted", exit_code=130),)
+    assert supervisor.handle(exited(1)) == (EndJob(reason="interrupted", exit_code=130),)
 
 
 def test_a_second_request_to_stop_ends_the_ranks_at_once():
     supervisor = a_supervisor(Stop())
 
     assert supervisor.handle(Stop()) == (StopRanks(at_once=True),)
-    assert supervisor.handle(RanksStopped()) == (GiveUp(reason="interrupted", exit_code=130),)
+    assert supervisor.handle(RanksStopped()) == (EndJob(reason="interrupted", exit_code=130),)
 
 
 @pytest.mark.parametrize("code", [1, 5, -10])
@@ -117,13 +117,13 @@ def test_a_rank_that_fails_while_it_saves_is_not_restarted(code):
     supervisor = a_supervisor(Stop(), max_restarts=9)
 
     assert supervisor.handle(exited(1, code)) == (StopRanks(),)
-    assert supervisor.handle(RanksStopped()) == (GiveUp(reason="interrupted", exit_code=130),)
+    assert supervisor.handle(RanksStopped()) == (EndJob(reason="interrupted", exit_code=130),)
 
 
 def test_a_request_to_stop_wins_over_a_restart_under_way():
     supervisor = a_supervisor(exited(1, 1), Stop())
 
-    assert supervisor.handle(RanksStopped()) == (GiveUp(reason="interrupted", exit_code=130),)
+    assert supervisor.handle(RanksStopped()) == (EndJob(reason="interrupted", exit_code=130),)
 
 
 def test_ranks_that_stopped_unasked_are_no_news():
@@ -145,7 +145,7 @@ def test_a_checkpoint_of_an_earlier_attempt_makes_no_room():
 
     (end,) = supervisor.handle(RanksStopped())
 
-    assert isinstance(end, GiveUp)
+    assert isinstance(end, EndJob)
 
 
 @pytest.mark.parametrize("codes", [(1, 5, 4), (1, 2, 5), (4, 5, 1), (-6, 5, 2)])
@@ -170,7 +170,7 @@ def test_exits_of_one_gravity_are_told_by_the_first():
 def test_a_grave_exit_after_a_request_to_stop_leaves_the_job_interrupted():
     supervisor = a_supervisor(Stop(), exited(0, 5))
 
-    assert supervisor.handle(RanksStopped()) == (GiveUp(reason="interrupted", exit_code=130),)
+    assert supervisor.handle(RanksStopped()) == (EndJob(reason="interrupted", exit_code=130),)
 
 
 def test_a_rank_that_is_done_while_the_others_are_stopped_does_not_end_the_job():
@@ -190,7 +190,7 @@ def test_a_damaged_checkpoint_is_fallen_back_from_without_counting_a_restart(fir
     assert supervisor.restarts == 0
     supervisor.handle(exited(0, first, attempt=1))
     (ending,) = supervisor.handle(RanksStopped())
-    assert isinstance(ending, GiveUp), "the next attempt is allowed nothing more"
+    assert isinstance(ending, EndJob), "the next attempt is allowed nothing more"
 
 
 def test_a_peer_that_dies_of_the_rank_that_found_the_damage_does_not_end_the_job():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from omniload.machine.readers import Looked, ReadBegun, ReadEnded, ReaderScaler
+from omniload.machine.readers import ReadBegun, ReadEnded, ReaderScaler, TimePassed
 from omniload.machine.scaling.coming import Ahead, Coming
 from omniload.machine.scaling.measured import Reading
 
@@ -35,7 +35,7 @@ class Job:
             )
             changes += self.told(ended)
             self.now_s += READ_S - took_s
-            changes += self.told(Looked(now_s=self.now_s, ahead=self.ahead()))
+            changes += self.told(TimePassed(now_s=self.now_s, ahead=self.ahead()))
         return changes
 
     def ahead(self):
@@ -58,7 +58,7 @@ class Job:
             self.now_s += 1
             ended = ReadEnded(now_s=self.now_s, source=1, busy_s=1, tokens=9, readers=1)
             changes += self.told(ended)
-            changes += self.told(Looked(now_s=self.now_s, ahead=self.ahead()))
+            changes += self.told(TimePassed(now_s=self.now_s, ahead=self.ahead()))
         return changes
 
     def told(self, event):

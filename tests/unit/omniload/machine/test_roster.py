@@ -8,7 +8,7 @@ from omniload.machine.progress import Progress, Task
 from omniload.machine.roster.members import (
     Abandoned,
     EndMember,
-    GiveUp,
+    EndPlane,
     HandOver,
     Member,
     MemberEnded,
@@ -266,7 +266,7 @@ def test_it_gives_up_where_members_are_lost_and_no_step_is_taken():
 
     last = [lose_holder(roster) for _ in range(6)][-1]
 
-    assert isinstance(last, GiveUp)
+    assert isinstance(last, EndPlane)
     assert "loader-0 was lost 6 times while no step was taken, the last time: killed" in last.why
     assert roster.handle(MemberReady(SECOND)) == ()
 
@@ -282,7 +282,7 @@ def test_who_is_lost_at_the_look_that_ends_the_plane_is_not_replaced():
     for now_s in (1.0, 1.25):
         found += roster.handle(MembersSeen(now_s=now_s, beats=beats, stopped=stopped))
 
-    assert [type(command) for command in found] == [EndMember, GiveUp]
+    assert [type(command) for command in found] == [EndMember, EndPlane]
 
 
 @pytest.mark.parametrize(("steps", "gives_up"), [((1, 2, 3), False), ((1, 1, 1), True)])
@@ -291,11 +291,11 @@ def test_losses_count_anew_with_every_step_that_is_taken(steps, gives_up):
 
     found = []
     for step in steps:
-        if not any(isinstance(command, GiveUp) for command in found):
+        if not any(isinstance(command, EndPlane) for command in found):
             found += [lose_holder(roster) for _ in range(3)]
             roster.handle(StepsReleased(step))
 
-    assert any(isinstance(command, GiveUp) for command in found) == gives_up
+    assert any(isinstance(command, EndPlane) for command in found) == gives_up
 
 
 ADDED = Member("loader-9"), Member("loader-9", 1)
@@ -455,4 +455,4 @@ def test_members_that_cannot_be_started_in_place_of_a_lost_holder_are_counted():
 
     found = [roster.handle(MemberEnded(Member(ROLE, life), "no node")) for life in range(1, 6)]
 
-    assert [type(commands[-1]) for commands in found] == [StartMember] * 4 + [GiveUp]
+    assert [type(commands[-1]) for commands in found] == [StartMember] * 4 + [EndPlane]

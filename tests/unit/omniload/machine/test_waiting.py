@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from omniload.base.concurrency.calls_under_way import USUAL_CALL
 from omniload.machine.progress import Progress, Task, rank_name, reason_of
-from omniload.machine.waiting import GiveUp, Looked, Say, SlowCalls, Wait
+from omniload.machine.waiting import EndWait, HeartbeatsRead, Say, SlowCalls, Wait
 
 NOW_S = 100.0
 CALLED_S = 500.0
@@ -137,7 +137,7 @@ def a_wait(**changes):
 def said_at(wait, seconds, roles=None):
     """Return the commands at each of these seconds."""
     return [
-        wait.handle(Looked(waited_s=s, now_s=NOW_S + s, roles=roles or roles_of(IDLE)))
+        wait.handle(HeartbeatsRead(waited_s=s, now_s=NOW_S + s, roles=roles or roles_of(IDLE)))
         for s in seconds
     ]
 
@@ -164,7 +164,7 @@ def test_a_wait_ends_at_its_limit_and_is_not_told_before():
     early, (end,) = said_at(wait, [2.9, 3.0])
 
     assert early == ()
-    assert isinstance(end, GiveUp)
+    assert isinstance(end, EndWait)
     assert "rank dp=0 waited 3 s for step 7, its limit: constructor-0" in end.text
     assert "runtime.batch_timeout" in end.text
 
@@ -181,7 +181,7 @@ def test_a_wait_for_a_rank_that_has_ended_ends_once_it_is_told_where_none_comes_
     early, (end,) = said_at(a_wait(ranks_stay=True), [9.9, 10.0], behind_a_rank(has_ended=True))
 
     assert early == ()
-    assert isinstance(end, GiveUp)
+    assert isinstance(end, EndWait)
     assert "rank dp=0 waited 10 s for step 7, which does not come: constructor-0" in end.text
     assert "rank dp=1 (process 7, last heartbeat 70 s ago) has ended" in end.text
 
@@ -207,8 +207,8 @@ def test_a_wait_whose_length_the_data_decides_ends_when_nothing_goes_on():
 
     for number, at_s in enumerate([10, 25, 40, 55, 70, 85]):
         now = moving[min(number, 3)]
-        commands = wait.handle(Looked(waited_s=at_s, now_s=NOW_S, roles=now))
-        ended += [at_s for command in commands if isinstance(command, GiveUp)]
+        commands = wait.handle(HeartbeatsRead(waited_s=at_s, now_s=NOW_S, roles=now))
+        ended += [at_s for command in commands if isinstance(command, EndWait)]
 
     assert ended == [70, 85]  # still since 55
 
