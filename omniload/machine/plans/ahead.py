@@ -22,7 +22,7 @@ from omniload.machine.messages import (
 )
 from omniload.machine.metadata.tags import asked_with_tags
 from omniload.machine.plans.fences import Withdrawal
-from omniload.machine.plans.unread import Unread
+from omniload.machine.plans.unread import BadRecords, Unread
 from omniload.machine.plans.windows import PlannedSteps, WindowDraws
 from omniload.machine.queue import (
     SampleQueue,
@@ -35,7 +35,7 @@ from omniload.machine.queue import (
 )
 from omniload.machine.scaling.coming import Demand, Foresight
 from omniload.machine.scaling.leads import Leads
-from omniload.machine.steps import BadRecords, RankSteps
+from omniload.machine.steps import RankSteps
 from omniload.machine.strategy import CostFits, place
 from omniload.mix.config import MixConfig
 from omniload.mix.edits.edit import BeginStage, Edit, FitCost
