@@ -15,7 +15,7 @@ from omniload.batch.encoding import EncoderShare
 from omniload.batch.microbatch import Batch, Microbatch
 from omniload.batch.stages import own_part
 from omniload.batch.wire import from_bytes, to_bytes
-from omniload.machine.columns import ImageRequests
+from omniload.machine.images import ImageRequests
 from omniload.mix.columns import GRIDS, IMAGES, ColumnRanges
 from omniload.plan.images.dealt import ImagePlan
 from omniload.plan.place_tree import ClientPlaceTree

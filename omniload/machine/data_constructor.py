@@ -13,7 +13,7 @@ from omniload.batch.encoding import EncoderShare
 from omniload.batch.microbatch import Batch, Microbatch
 from omniload.batch.rows import RowBuilder, build_rows, split_rows, stops_with_next
 from omniload.batch.slices import slice_for_cp
-from omniload.machine.columns import ImageRequests
+from omniload.machine.images import ImageRequests
 from omniload.machine.messages import ReleaseSteps, SliceRequest
 from omniload.machine.plans.building import (
     BatchesBuilt,

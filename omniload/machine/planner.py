@@ -32,7 +32,7 @@ from omniload.machine.messages import (
     TakeOver,
     TimesRead,
 )
-from omniload.machine.metadata.tags import asked_with_tags, tags_in
+from omniload.machine.metadata.samples import asked_with_tags, tags_in
 from omniload.machine.plans.ahead import PlanningAhead
 from omniload.machine.plans.fences import (
     CutJournal,

@@ -26,7 +26,7 @@ from omniload.machine.messages import (
     SliceRequest,
     TakeOver,
 )
-from omniload.machine.metadata.tags import ReadAheadWithTags, reported_with_tags
+from omniload.machine.metadata.samples import ReadAheadWithTags, reported_with_tags
 from omniload.mix.columns import ColumnRanges, SampleColumns, joined_ranges
 from omniload.mix.pieces import POSITION_LIMIT, SUB_LIMIT
 from omniload.mix.samples import joined_tables

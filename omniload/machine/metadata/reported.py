@@ -7,16 +7,17 @@ Shape suffixes:
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, Self, TypeVar
+from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from omniload.base.ragged import Ragged
 from omniload.machine.held.blocks import sample_keys
 from omniload.mix.pieces import SUB_LIMIT, PieceTable
 from omniload.mix.samples import SampleTable
 
-__all__ = ["Report", "Reports"]
+__all__ = ["Report", "ReportedSpans", "Reports"]
 
 
 class _Held(Protocol):
@@ -94,3 +95,16 @@ class Reports(Generic[Held]):
                 first, last = int(keys_P.min()), int(keys_P.max())
                 # Most reports have no sample of a small step; comparing two numbers rules them out.
                 yield at, keys_P, [each for each in known if each.reaches(first, last)]
+
+
+@dataclass(slots=True)
+class ReportedSpans(Reports[Ragged]):
+    """Reports of one column by source; sources without it cost nothing."""
+
+    column: ClassVar[str]
+
+    def add(self, source: int, table: SampleTable) -> None:
+        """Add a report of a source."""
+        spans_N = table.metadata.get(self.column)
+        if spans_N is not None:
+            self.keep(source, table, spans_N)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 from omniload.base.errors import ConfigError
 from omniload.base.state import JsonObject
-from omniload.machine.columns import SampleMetadata
 from omniload.machine.messages import (
     AppendJournal,
     EndOfData,
@@ -20,7 +19,7 @@ from omniload.machine.messages import (
     ReleaseSamples,
     ReleaseSteps,
 )
-from omniload.machine.metadata.tags import asked_with_tags
+from omniload.machine.metadata.samples import SampleMetadata, asked_with_tags
 from omniload.machine.plans.fences import Withdrawal
 from omniload.machine.plans.unread import BadRecords, Unread
 from omniload.machine.plans.windows import PlannedSteps, WindowDraws

@@ -19,7 +19,7 @@ from omniload.batch.rows import documents_of, split_rows
 from omniload.batch.slices import joined, slice_for_cp, whole_rows
 from omniload.batch.wire import from_bytes, to_bytes
 from omniload.front.batches.rows import PackedRows
-from omniload.machine.columns import SampleMetadata
+from omniload.machine.metadata.samples import SampleMetadata
 from omniload.machine.strategy import place
 from omniload.mix.columns import DOCUMENT_STARTS, LOSS_MASK, metadata_of, starts_in
 from omniload.mix.pieces import PieceTable

@@ -13,7 +13,7 @@ from omniload.base.ragged import Ragged
 from omniload.batch.encoding import EncoderShare
 from omniload.batch.slices import cp_indices
 from omniload.front.launch import Launch, place_of
-from omniload.machine.columns import routes_of
+from omniload.machine.images import routes_of
 from omniload.machine.strategy import place, place_again
 from omniload.mix.pieces import PieceTable
 from omniload.mix.state import MixState

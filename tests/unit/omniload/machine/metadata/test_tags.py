@@ -10,7 +10,7 @@ from omniload.base.ragged import Ragged
 from omniload.base.settings.registry import Registered
 from omniload.machine.held.blocks import SampleRange
 from omniload.machine.messages import ReadAhead, SamplesReported, Started
-from omniload.machine.metadata.tags import (
+from omniload.machine.metadata.samples import (
     MOST_WORDS,
     ReadAheadWithTags,
     ReportedTags,

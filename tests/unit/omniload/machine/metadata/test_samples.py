@@ -3,7 +3,7 @@
 import numpy as np
 
 from omniload.base.ragged import Ragged
-from omniload.machine.columns import LossSpans
+from omniload.machine.metadata.samples import LossSpans
 from omniload.mix.columns import LOSS_SPANS, spans_of
 from omniload.mix.samples import SampleTable
 from tests.support.plane.builders import a_table, pieces_of
@@ -73,7 +73,8 @@ def test_what_lies_before_the_floor_is_let_go_and_the_rest_is_not():
     spans.release({1: 1})
 
     assert left_out(spans, [1, 1, 0, 0, 3, 3]) == 2
-    assert sum(map(len, spans._of_source.values())) == 1
+    ((_, _, kept),) = spans.of_pieces(pieces_of([1, 0, 0, 0, 3, 3], [1, 1, 0, 0, 3, 3]))
+    assert len(kept) == 1
 
 
 def test_what_is_reported_again_counts_once():

@@ -1,14 +1,14 @@
-"""Metadata of samples beyond their length, as the planner keeps it, and the images that ranks encode.
+"""Images of samples as the planner knows them, and those that ranks encode apart from the rows of a step.
 
 Shape suffixes:
     P  pieces
-    I  images of the pieces, or of one step               U  samples that hold them        W  ranks
+    I  images of the pieces, or of one step               U  samples that hold them
     M  embeddings that a rank makes                       E  embeddings of some images, or that a rank receives
     C  ranks that it sends to, or receives from
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
@@ -16,78 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omniload.base.errors import IntegrityError
-from omniload.base.ragged import Ragged, Ranges, taken_across
+from omniload.base.ragged import Ranges
 from omniload.batch.encoding import NO_ROUTE, EncoderShare, Route, counts_by_rank
-from omniload.batch.rows import stops_with_next
 from omniload.batch.slices import cp_places
 from omniload.machine.messages import SliceRequest
-from omniload.machine.metadata.reported import Reports
-from omniload.machine.metadata.tags import ReportedTags
-from omniload.mix.columns import (
-    DOCUMENT_STARTS,
-    GRIDS,
-    IMAGE_SPANS,
-    IMAGES,
-    LOSS_SPANS,
-    NO_COLUMNS,
-    REJECTED_AT,
-    ColumnRanges,
-    overlap_of,
-)
+from omniload.machine.metadata.reported import ReportedSpans
+from omniload.mix.columns import GRIDS, IMAGE_SPANS, IMAGES, REJECTED_AT, ColumnRanges
 from omniload.mix.pieces import PieceTable
-from omniload.mix.samples import Coded, SampleTable
 from omniload.plan.images.dealt import ImagePlan
 from omniload.plan.images.table import ImageTable
-from omniload.plan.records import PieceFacts, PieceTags, documents_between
 
-__all__ = ["ImageRequests", "LossSpans", "SampleMetadata", "routes_of"]
-
-
-@dataclass(slots=True)
-class _ReportedSpans(Reports[Ragged]):
-    """Reports of one column by source; sources without it cost nothing."""
-
-    column: ClassVar[str]
-
-    def add(self, source: int, table: SampleTable) -> None:
-        """Add a report of a source."""
-        spans_N = table.metadata.get(self.column)
-        if spans_N is not None:
-            self.keep(source, table, spans_N)
+__all__ = ["ImageRequests", "ImageSpans", "routes_of"]
 
 
 @dataclass(slots=True)
-class LossSpans(_ReportedSpans):
-    """Trained spans in samples of sources with a loss mask: the first token of a span, and the first one after it."""
-
-    column: ClassVar[str] = LOSS_SPANS
-
-    def labels_left_out(self, pieces: PieceTable) -> int:
-        """Return how many labels of a step's pieces are not trained on; each token but a piece's first is a label."""
-        masked, places, rows, spans = [], [], [], []
-        for at, keys_P, reported in self.of_pieces(pieces):
-            masked.append(at)
-            for each in reported:
-                here, found = each.rows_of(keys_P)
-                if len(here):
-                    places.append(at[here])
-                    rows.append(found)
-                    spans.append(each.held_N)
-        if not masked:
-            return 0
-        # For all sources at once, because a small step has a few pieces each of many sources.
-        starts_P, stops_P = pieces.starts_P + 1, stops_with_next(pieces)
-        at = np.concatenate(masked)
-        # Start with all labels of these pieces; those that spans cover are subtracted below.
-        left_out = int((stops_P[at] - starts_P[at]).sum())
-        if spans:
-            at = np.concatenate(places)
-            left_out -= overlap_of(taken_across(spans, rows), starts_P[at], stops_P[at])
-        return left_out
-
-
-@dataclass(slots=True)
-class _ImageSpans(_ReportedSpans):
+class ImageSpans(ReportedSpans):
     """First placeholder, number of placeholders, and number of patches of each image in the samples of a source."""
 
     column: ClassVar[str] = IMAGE_SPANS
@@ -115,81 +58,6 @@ class _ImageSpans(_ReportedSpans):
             tokens_I=spans_I3[:, 1],
             patches_I=spans_I3[:, 2],
         )
-
-
-@dataclass(slots=True)
-class _DocumentStarts(_ReportedSpans):
-    """Beginnings of documents inside samples that join several documents but keep their attention separate."""
-
-    column: ClassVar[str] = DOCUMENT_STARTS
-
-    def documents_of(self, pieces: PieceTable) -> Ragged | None:
-        """Return the lengths of the documents of each piece; ``None`` if each piece is one document.
-
-        A sample of several documents is never cut.
-        """
-        if not self._of_source:  # nearly every mix
-            return None
-        ends_P = np.cumsum(pieces.lengths_P, dtype=np.int64)
-        begins_P, starts = ends_P - pieces.lengths_P, []
-        for at, keys_P, reported in self.of_pieces(pieces):
-            for here, rows, found in ((*each.rows_of(keys_P), each.held_N) for each in reported):
-                found_P = found.take(rows)
-                starts.append(np.repeat(begins_P[at[here]], found_P.lengths_N) + found_P.values_V)
-        return documents_between(begins_P, ends_P, starts)
-
-
-@dataclass(slots=True)
-class SampleMetadata:
-    """Reported metadata of samples beyond their length, from the planner's floor on.
-
-    Sources that report none cost nothing.
-    """
-
-    tags: tuple[str, ...] = ()
-    """Whole-sample columns, by their internal names, that costs and strategies read."""
-    _loss_spans: LossSpans = field(default_factory=LossSpans, init=False)
-    _image_spans: _ImageSpans = field(default_factory=_ImageSpans, init=False)
-    _starts: _DocumentStarts = field(default_factory=_DocumentStarts, init=False)
-    _tags: ReportedTags = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._tags = ReportedTags(tags=self.tags)
-
-    def add(self, source: int, table: SampleTable, tags: Mapping[str, Coded] = NO_COLUMNS) -> None:
-        """Add a report of a source; ``tags`` are those of its samples.
-
-        Raises:
-            ConfigError: A tag has more different texts than a planner keeps.
-        """
-        for spans in (self._loss_spans, self._image_spans, self._starts):
-            spans.add(source, table)
-        self._tags.add(source, table, tags)
-
-    def forget(self, source: int, position: int) -> None:
-        """Forget a source's samples from ``position`` on, because they will be reported again."""
-        for spans in (self._loss_spans, self._image_spans, self._starts):
-            spans.forget(source, position)
-        self._tags.forget(source, position)
-
-    def release(self, floors: Mapping[int, int]) -> None:
-        """Release samples before these positions."""
-        for spans in (self._loss_spans, self._image_spans, self._starts):
-            spans.release(floors)
-        self._tags.release(floors)
-
-    def of(self, pieces: PieceTable) -> PieceFacts:
-        """Return the metadata of the pieces of a step."""
-        return PieceFacts(
-            labels_left_out=self._loss_spans.labels_left_out(pieces),
-            images=self._image_spans.table_of(pieces),
-            documents=self._starts.documents_of(pieces),
-            tags=self.tags_of(pieces),
-        )
-
-    def tags_of(self, pieces: PieceTable) -> PieceTags:
-        """Return the tags of pieces whose samples a rank may still ask for."""
-        return self._tags.of(pieces)
 
 
 @dataclass(frozen=True, slots=True)
