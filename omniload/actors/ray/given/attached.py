@@ -20,11 +20,9 @@ from omniload.actors.ray.given.running import address_meant, require_listening, 
 from omniload.actors.ray.tokens import use_given_token
 from omniload.actors.reaper import PlaneFolder, Reaper
 from omniload.base.errors import ConfigError, UnavailableError
-from omniload.base.log import get_logger
 
 __all__ = ["AttachedCluster", "SharedCluster", "code_of_job", "given_cluster"]
 
-_LOG = get_logger(__name__)
 _CODE = ("working_dir", "py_modules")
 """Keys of a ``runtime_env`` whose values Ray names by a digest of their content."""
 
