@@ -93,7 +93,9 @@ def open_journal(
     state = planner.state
     place = claimed_place(folder, planner.mix.runtime.journal if durable else "")
     begin, digest = planner.state_at(state.step), state.digest()
-    journal = Journal.leading_up(place, begin, digest, durable=durable)
+    journal = Journal.leading_up(
+        place, begin, digest, durable=durable, keep_steps=planner.mix.runtime.journal_steps
+    )
     # The run may continue with other ranks than the last ones in the journal.
     if journal.has_worlds:
         journal.append_world(planner.world.to_json())

@@ -127,7 +127,10 @@ def make_successor(
     kept = history.state_fields_at(begin.mix_revision, fingerprint_in(tail.base))
     resumed = replace(spec, state=begin.to_json(**kept))
     planner = make_planner(resumed, facts_S, known=known, life=life, world=world)
-    return planner, Journal.taken_over(place, tail, step, durable=durable, room=room)
+    keep_steps = spec.mix.runtime.journal_steps
+    return planner, Journal.taken_over(
+        place, tail, step, durable=durable, keep_steps=keep_steps, room=room
+    )
 
 
 def tokenizer_digest(mix: MixConfig, base_dir: Path) -> str:

@@ -63,6 +63,7 @@ class Settings(TypedDict, total=False):
     keep: float | str
     lifetime: Literal["owned", "detached"]
     journal: str
+    journal_steps: int
     place: Mapping[str, Any]
     env: Mapping[str, Any]
     bind: str
@@ -82,6 +83,7 @@ class Settings(TypedDict, total=False):
     runtime_keep: float | str
     runtime_lifetime: Literal["owned", "detached"]
     runtime_journal: str
+    runtime_journal_steps: int
     runtime_address: str
     runtime_place: Mapping[str, Any]
     runtime_env: Mapping[str, Any]

@@ -20,12 +20,14 @@ state that a run resumes from has the number of steps. A new base is written now
 steps can start there. A world lists the ranks that steps from its step on were placed on. The ranks that the plane was
 opened for have no world, unless there was another world before.
 
+If only the last steps are kept, old records are dropped at a base: on a store a mark says where the journal begins, and
+a file is written anew, with that base as its first line.
+
 A torn last line, as a kill leaves it, is cut off. Any other line that does not match is an ``IntegrityError``.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -33,21 +35,22 @@ import orjson
 
 from omniload.base.errors import IntegrityError, StateError
 from omniload.base.log import get_logger
-from omniload.base.state import Json, JsonObject
+from omniload.base.state import JsonObject
 from omniload.mix.journal.lines import (
     BASE,
     WORLD,
     JournalLine,
-    Since,
     base_of,
-    chained,
     first_line,
+    last_base,
     line_of,
+    restarted,
+    since_of,
     sound_lines,
 )
-from omniload.mix.journal.reading import Tail
+from omniload.mix.journal.reading import Head, Tail, head_before
 from omniload.mix.journal.room import Room
-from omniload.mix.journal.storage import FileStorage, JournalStorage
+from omniload.mix.journal.storage import FileStorage, JournalStorage, Since
 
 __all__ = ["Journal"]
 
@@ -56,29 +59,17 @@ _MOST_BEGINS = 1024
 """Number of steps that can be taken back: more than are planned ahead."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """The part of a journal that is kept."""
-
-    size_bytes: int
-    checksum: bytes
-    """Checksum of its last line."""
-    digest: Json
-    """``MixState.digest`` of the state after its last line."""
-    has_worlds: bool = False
-    """Whether it contains worlds."""
-    moved: tuple[JsonObject, ...] = ()
-    """Worlds of its last steps that were noted after it, because a change of ranks may be reported some steps late."""
-    lost: int = 0
-    """Number of steps recorded after it."""
-
-
 class Journal:
     """An open journal that one planner appends to."""
 
-    def __init__(self, storage: JournalStorage, head: _Head) -> None:
+    def __init__(self, storage: JournalStorage, head: Head, keep_steps: int = 0) -> None:
         """Continue a journal whose first lines are those of ``head``; ``storage`` contains no other lines."""
         self._storage = storage
+        # What need not survive the machine is kept from the last base but one, because a planner that takes over may
+        # plan steps before the last.
+        self._keep_steps = keep_steps if storage.keeps_all else 1
+        self._spare_at: int | None = None
+        """Step of a base that was appended, after which old records may be dropped."""
         self.has_worlds = head.has_worlds or bool(head.moved)
         """Whether it contains worlds; if it does, every later change of ranks is noted as well."""
         self._end, self._last = head.size_bytes, head.checksum
@@ -88,13 +79,18 @@ class Journal:
         self._together = False
         self._known: dict[int, bytes] = {}
         self._base_step = -1
-        self._base: Since | None = None
         self._begins: dict[int, tuple[int, bytes]] = {}
         """For the latest appended steps: the place where the record of each begins, and the checksum before it."""
 
     @classmethod
     def leading_up(
-        cls, place: Path | JournalStorage, state: JsonObject, digest: str, *, durable: bool = True
+        cls,
+        place: Path | JournalStorage,
+        state: JsonObject,
+        digest: str,
+        *,
+        durable: bool = True,
+        keep_steps: int = 0,
     ) -> Self:
         """Open a journal for a run that continues from ``state``.
 
@@ -106,9 +102,9 @@ class Journal:
             place: The file, or the claimed folder of a store.
             state: State before the next step.
             digest: ``MixState.digest`` of ``state``.
-            durable: Whether what is appended to a file survives a power cut, and every record is kept. Otherwise it
-                survives only the end of the process that wrote it, and records that are no longer needed are dropped
-                in time.
+            durable: Whether what is appended to a file survives a power cut. Otherwise it survives only the end of
+                the process that wrote it, and records that no planner needs any more are dropped.
+            keep_steps: Number of last steps whose records are kept at least, as ``runtime.journal_steps``; 0 for all.
 
         Raises:
             StateError: The journal leads up to this step of this mix, but to another state.
@@ -120,10 +116,10 @@ class Journal:
         if head is None:
             first = first_line(state, digest)
             storage.begin(bytes(first))
-            head = _Head(len(bytes(first)), first.checksum, digest)
+            head = Head(len(bytes(first)), first.checksum, digest)
         else:
             storage.go_on(head.size_bytes)
-        journal = cls(storage, head)
+        journal = cls(storage, head, keep_steps)
         # These ranks trained on steps that stay, but were noted after the cut, as they may be reported late.
         for world in head.moved:
             journal._append(line_of(world, journal._last))
@@ -137,6 +133,7 @@ class Journal:
         step: int,
         *,
         durable: bool = True,
+        keep_steps: int = 0,
         room: Room | None = None,
     ) -> Self:
         """Open the journal of a lost planner, for a planner that plans again from ``step`` on.
@@ -148,6 +145,7 @@ class Journal:
             tail: The end of the journal.
             step: First step that is planned again.
             durable: As in ``leading_up``.
+            keep_steps: As in ``leading_up``.
             room: Waits if there is no room for what is written here; ``None`` for no waiting.
 
         Raises:
@@ -158,7 +156,7 @@ class Journal:
         storage.room = room
         size = tail.since.offset + sum(len(bytes(line)) for line in tail.lines)
         storage.go_on(size, tail.bytes_from(step))
-        journal = cls(storage, _Head(size, tail.lines[-1].checksum, ""))
+        journal = cls(storage, Head(size, tail.lines[-1].checksum, ""), keep_steps)
         journal._known = dict(tail.texts_from(step))
         # Bases before that step are there already, or later lines have taken their place.
         journal._base_step = tail.next_step
@@ -224,13 +222,9 @@ class Journal:
         assert isinstance(step, int), "the planner made it"
         if step <= self._base_step:
             return  # it was written before, or later lines have taken its place
-        # It restarts at the last base but one, because a planner that takes over may plan steps before the last.
-        before, self._base_step = self._base, step
+        self._base_step = self._spare_at = step
         note: JsonObject = {"kind": BASE, "step": step, "state": state, "after": digest}
-        self._base = Since(self._end, self._last)
         self._append(line_of(note, self._last))
-        if before is not None and not self._storage.keeps_all:
-            self._drop(before)
 
     def cut(self, step: int) -> None:
         """Take back the record of a step that was appended here, and everything after it.
@@ -251,8 +245,6 @@ class Journal:
         self._begins = {s: begin for s, begin in self._begins.items() if s < step}
         # A base of a later step will be written again; a base directly before this step's record is still there.
         self._base_step = min(self._base_step, step)
-        if self._base is not None and self._base.offset >= self._end:
-            self._base = None
 
     def append_world(self, world: JsonObject) -> None:
         """Write the ranks from a step on, as given by ``World.to_json``.
@@ -284,26 +276,41 @@ class Journal:
         except BaseException:
             self._end, self._last = self._sure
             raise
+        if self._spare_at is not None:
+            step, self._spare_at = self._spare_at, None
+            self._drop_before(step)
 
-    def _drop(self, since: Since) -> None:
-        """Restart the journal with the base at ``since``; no planner takes over from an earlier base."""
-        # The new first base must be written before the part in front of it is removed.
-        self._write()
-        base, *lines = sound_lines(self._storage, since)
-        state, due = base_of(base)
-        written = [first_line(state, str(base.parsed()["after"]))]
-        begins, end = dict[int, tuple[int, bytes]](), len(bytes(written[0]))
-        for line in lines:
-            if not line.is_note:
-                begins[due], due = (end, written[-1].checksum), due + 1
-            # Each checksum includes the one before, so with another first line all checksums change.
-            written.append(chained(line.text, written[-1].checksum))
-            end += len(bytes(written[-1]))
-        self._storage.shorten(b"".join(map(bytes, written)))
-        last = written[-1]
-        self._end, self._last = end, last.checksum
-        self._begins = {step: begins[step] for step in self._begins if step in begins}
-        self._base = Since(self._end - len(bytes(last)), written[-2].checksum)
+    def _drop_before(self, step: int) -> None:
+        """Drop the records that are not kept, once there are as many of them as of those that are kept.
+
+        So each record is written once more at most, and a journal has no more than twice the kept steps.
+        """
+        if not self._keep_steps:
+            return
+        begun = since_of(self._storage)
+        if step - base_of(next(sound_lines(self._storage, begun)))[1] < 2 * self._keep_steps:
+            return
+        since = last_base(self._storage, at_most=step - self._keep_steps)
+        if since != begun and not self._storage.drop_before(since):
+            self._restart_at(since)
+
+    def _restart_at(self, since: Since) -> None:
+        """Write the journal anew from a base on; its lines get other places and checksums."""
+        begins, end, last, due = dict[int, tuple[int, bytes]](), 0, b"", 0
+
+        def rewritten() -> Iterator[bytes]:
+            nonlocal end, last, due
+            for line in restarted(sound_lines(self._storage, since)):
+                if not end:
+                    due = base_of(line)[1]
+                elif not line.is_note:
+                    begins[due], due = (end, last), due + 1
+                end, last = end + len(bytes(line)), line.checksum
+                yield bytes(line)
+
+        if self._storage.shorten(rewritten()):
+            self._end, self._last = end, last
+            self._begins = {step: begins[step] for step in self._begins if step in begins}
 
     def require_claim(self) -> None:
         """Return if no other planner continues the journal; see ``JournalStorage.require_claim``."""
@@ -324,7 +331,7 @@ def _storage(place: Path | JournalStorage, *, durable: bool) -> JournalStorage:
     return FileStorage(place, durable=durable) if isinstance(place, Path) else place
 
 
-def _leading_up(storage: JournalStorage, state: JsonObject, digest: str) -> _Head | None:
+def _leading_up(storage: JournalStorage, state: JsonObject, digest: str) -> Head | None:
     """Return the base and the records before ``state`` if the journal leads up to it.
 
     A journal that does not lead up to ``state`` (another mix, a gap, damage) is moved aside and never overwritten. The
@@ -333,7 +340,7 @@ def _leading_up(storage: JournalStorage, state: JsonObject, digest: str) -> _Hea
     try:
         if not storage.exists():
             return None
-        found = _head_before(storage, state)
+        found = head_before(storage, state)
     except (StateError, IntegrityError) as error:
         _LOG.warning("%s is moved to %s: %s", storage, storage.move_aside(), error)
         return None
@@ -356,45 +363,3 @@ def _leading_up(storage: JournalStorage, state: JsonObject, digest: str) -> _Hea
         )
         return None
     return found
-
-
-def _head_before(storage: JournalStorage, state: JsonObject) -> _Head:
-    """Check every line, and sum up the lines before ``state``; records are not parsed.
-
-    Raises:
-        StateError: The file does not lead up to ``state``.
-        IntegrityError: A line is damaged, missing or misplaced.
-    """
-    lines = sound_lines(storage)
-    first = next(lines)
-    base, reached = base_of(first)
-    step = state["step"]
-    assert isinstance(step, int), "the planner wrote it"
-    if not _is_of(base.get("fingerprint"), state["fingerprint"]):
-        raise StateError("it is of another mix or other data")
-    if reached > step:
-        raise StateError(f"it starts at step {reached}, the run goes on from step {step}")
-    size, last, record, has_worlds = len(bytes(first)), first, first, False
-    moved: list[JsonObject] = []
-    # Counted without parsing: opening a long journal costs the checksum of each line, and no memory.
-    for line in lines:
-        # Notes of a step, its base and its ranks, come before its record.
-        if reached < step or (reached == step and line.is_note):
-            size, last = size + len(bytes(line)), line
-            has_worlds |= line.is_world
-        elif line.is_world and line.noted_step < step:
-            moved.append(line.parsed())
-        if not line.is_note:  # later lines are checked, and cut off
-            record = line if reached < step else record
-            reached += 1
-    if reached < step:
-        raise StateError(
-            f"it ends before step {reached}, the run goes on from step {step}: its last lines are missing"
-        )
-    after = record.parsed().get("after")
-    return _Head(size, last.checksum, after, has_worlds, tuple(moved), lost=reached - step)
-
-
-def _is_of(begun: Json, now: Json) -> bool:
-    """Return whether a journal of one fingerprint may continue with another, because edits may have added sources."""
-    return isinstance(begun, dict) and isinstance(now, dict) and begun.items() <= now.items()

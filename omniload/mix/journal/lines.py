@@ -18,7 +18,7 @@ from omniload.base.errors import IntegrityError, StateError
 from omniload.base.reading import open_file
 from omniload.base.state import JsonObject, require_version, shown, whole_number
 from omniload.base.units import format_bytes
-from omniload.mix.journal.storage import JournalStorage
+from omniload.mix.journal.storage import START, JournalStorage, Since
 from omniload.mix.state import COUNT_LIMIT
 
 __all__ = [
@@ -27,13 +27,14 @@ __all__ = [
     "LARGEST_LINE_BYTES",
     "WORLD",
     "JournalLine",
-    "Since",
     "base_of",
     "chained",
     "first_line",
     "last_base",
     "line_of",
     "not_stored",
+    "restarted",
+    "since_of",
     "sound_lines",
 ]
 
@@ -101,17 +102,20 @@ class JournalLine:
         return value
 
 
-@dataclass(frozen=True, slots=True)
-class Since:
-    """A place to start reading a journal: the line of a base."""
+def restarted(lines: Iterator[JournalLine]) -> Iterator[JournalLine]:
+    """Yield the lines of a journal that begins with the base of the first of ``lines``."""
+    base = next(lines)
+    last = first_line(base_of(base)[0], str(base.parsed()["after"]))
+    yield last
+    for line in lines:
+        # Each checksum includes the one before, so with another first line all checksums change.
+        last = chained(line.text, last.checksum)
+        yield last
 
-    offset: int
-    """Number of bytes before the line."""
-    before: bytes
-    """Checksum of the previous line; empty before the first line."""
 
-
-_START = Since(0, b"")
+def since_of(path: Path | JournalStorage) -> Since:
+    """Return where a journal begins."""
+    return START if isinstance(path, Path) else path.since()
 
 
 def line_of(value: JsonObject, before: bytes) -> JournalLine:
@@ -170,34 +174,44 @@ def last_base(path: Path | JournalStorage, *, at_most: int) -> Since:
     Raises:
         StateError: There is no journal.
     """
+    begin = since_of(path)
     with _opened(path) as file:
         start = file.seek(0, 2)
         tail = b""
-        while start:
-            size = min(start, _BLOCK)
+        while start > begin.offset:
+            size = min(start - begin.offset, _BLOCK)
             start = file.seek(start - size)
             # The searched text, and the checksum before it, may lie across two blocks.
             tail = file.read(size) + tail[: len(_BASE_NOTE) + 2 * _DIGITS]
             at = len(tail)
             while (at := tail.rfind(_BASE_NOTE, 0, at)) >= 0:
                 step = tail[at + len(_BASE_NOTE) : at + len(_BASE_NOTE) + _DIGITS].partition(b",")
-                if step[0].isdigit() and int(step[0]) <= at_most and start + at >= _DIGITS:
+                if (
+                    step[0].isdigit()
+                    and int(step[0]) <= at_most
+                    and start + at >= begin.offset + _DIGITS
+                ):
                     file.seek(start + at - _DIGITS)
                     before = file.read(_DIGITS + 1)[:-1]
                     # A base torn by a kill is skipped, and the one before it is taken.
                     if file.readline(LARGEST_LINE_BYTES + _BESIDE_TEXT + 1).endswith(b"\n"):
                         return Since(start + at + 1, before)
-    return _START
+    return begin
 
 
-def sound_lines(path: Path | JournalStorage, since: Since = _START) -> Iterator[JournalLine]:
+def sound_lines(path: Path | JournalStorage, since: Since | None = None) -> Iterator[JournalLine]:
     """Yield a base and all later records and notes, in order, up to a line torn by a kill.
+
+    Args:
+        path: The file, or the folder of a store.
+        since: Place of the base; by default where the journal begins.
 
     Raises:
         StateError: There is no journal, or it is empty or of another version, or a newer release noted something in it
             that this release does not know.
         IntegrityError: A line is damaged, missing or misplaced.
     """
+    since = since_of(path) if since is None else since
     due, before, at, last = -1, since.before, since.offset, b""
     with _opened(path) as file:
         file.seek(since.offset)

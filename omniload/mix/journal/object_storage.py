@@ -16,7 +16,7 @@ import secrets
 import socket
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
@@ -35,12 +35,13 @@ from omniload.mix.journal.segments import (
     LAST_LIFE,
     Extent,
     Life,
+    Listed,
+    Mark,
     Merging,
     Segment,
-    extents_of,
     moved_aside,
 )
-from omniload.mix.journal.storage import JournalStorage, asking
+from omniload.mix.journal.storage import JournalStorage, Since, asking
 
 __all__ = ["CLAIM_VERSION", "ObjectStorage"]
 
@@ -56,20 +57,15 @@ _LEAVE_S = 5.0
 
 
 class ObjectStorage(JournalStorage):
-    """A journal in a folder of a store.
-
-    Args:
-        store: The folder; each of its calls has a time limit and is repeated in an outage.
-        folder: Path of the same folder on this machine; ``None`` if the store is not on this machine.
-    """
+    """A journal in a folder of a store."""
 
     keeps_all = True
 
     def __init__(self, store: Store, folder: Path | None = None) -> None:
         self.store = store
-        """The folder on the store."""
+        """The folder on the store; each of its calls has a time limit and is repeated in an outage."""
         self.folder = folder
-        """Path of the same folder on this machine, if it is there."""
+        """Path of the same folder on this machine; ``None`` if the store is not on this machine."""
         self._life: Life | None = None
         self._end = 0
         self._broken = False
@@ -85,7 +81,7 @@ class ObjectStorage(JournalStorage):
     def claim(self) -> None:
         with asking(self, self.folder, "claimed"):
             # Segments also show lives, even if their claims were removed.
-            lives = [*self._claims(), *(segment.life for segment, _ in self._segments())]
+            lives = [*self._claims(), *(segment.life for segment, _ in self._lines().sized)]
             last = max(lives, default=Life(0, ""))
             self._claim_behind(last, secrets.token_hex(4))
 
@@ -135,7 +131,9 @@ class ObjectStorage(JournalStorage):
         with asking(self, self.folder, "written"):
             known = kept_bytes - max(1, len(end))
             start = known
-            for extent in reversed(self.extents()):
+            begin, *behind = self.extents()
+            # Not with the first bytes behind a mark, because a life that begins there would void the mark.
+            for extent in reversed(behind if begin.start else [begin, *behind]):
                 if extent.start < start:
                     if extent.stop - extent.start >= _SMALL or kept_bytes - extent.start > _SMALL:
                         break
@@ -182,8 +180,24 @@ class ObjectStorage(JournalStorage):
             self._later(partial(self._replace, merged, whole, small))
 
     @override
-    def shorten(self, content: bytes) -> None:
-        raise AssertionError(f"{self} keeps all {len(content)} bytes")
+    def since(self) -> Since:
+        with asking(self, self.folder, "read"):
+            return self._lines().begin
+
+    @override
+    def drop_before(self, since: Since) -> bool:
+        assert self._life is not None, "claimed"
+        mark = Mark(since, self._life)
+        with asking(self, self.folder, "written"):
+            self.store.publish(f"{_LINES}/{mark.name}", b"")
+            # The next planner either finds the mark, or all segments, as none is removed after its claim is found.
+            self.require_claim()
+        self._tidy()
+        return True
+
+    @override
+    def shorten(self, lines: Iterable[bytes]) -> bool:
+        raise AssertionError(f"{self} drops segments instead")
 
     @override
     def move_aside(self) -> str:
@@ -206,23 +220,28 @@ class ObjectStorage(JournalStorage):
         Raises:
             IntegrityError: An object is missing.
         """
-        return self._found()[0]
+        return self._found().extents()
 
-    def _found(self) -> tuple[list[Extent], list[Segment]]:
-        """Return the place of each byte, and all segments, from one listing.
+    def _lines(self) -> Listed:
+        return Listed.of(self._listed(_LINES))
+
+    def _found(self) -> Listed:
+        """Return what one listing shows.
 
         A listing is not a picture of one moment. If segments are put or merged meanwhile, it may show only the later
         ones. An object that is missing in two listings is really missing.
         """
         missing = ""
         for _ in range(_LOOKS):
-            found = self._segments()
+            found = self._lines()
             try:
-                return extents_of(found), [segment for segment, _ in found]
+                found.extents()
             except IntegrityError as error:
                 if str(error) == missing:
                     raise
                 missing = str(error)
+            else:
+                return found
         raise UnavailableError(
             f"{self}: {_LOOKS} listings each missed another object ({missing}); try again"
         )
@@ -275,10 +294,6 @@ class ObjectStorage(JournalStorage):
         found = (Life.read(entry.name) for entry in self._listed(_CLAIMS))
         return [life for life in found if life is not None]
 
-    def _segments(self) -> list[tuple[Segment, int]]:
-        found = ((Segment.named(entry.name), entry.size_bytes) for entry in self._listed(_LINES))
-        return [(segment, size) for segment, size in found if segment is not None]
-
     def _listed(self, folder: str) -> Sequence[Entry]:
         try:
             return self.store.listing(folder)
@@ -297,12 +312,8 @@ class ObjectStorage(JournalStorage):
 
     def _remove_void(self) -> None:
         assert self._life is not None, "claimed"
-        extents, found = self._found()
-        needed = {extent.segment for extent in extents}
-        for segment in found:
-            # Only of earlier lives, because a later life may have put more than this listing shows.
-            if segment not in needed and segment.life < self._life:
-                self._remove(f"{_LINES}/{segment.name}")
+        for name in self._found().needless(self._life):
+            self._remove(f"{_LINES}/{name}")
         for life in self._claims():
             if life < self._life:
                 self._remove(f"{_CLAIMS}/{life}")
@@ -332,8 +343,8 @@ class _Reader(io.RawIOBase):
 
     def __init__(self, storage: ObjectStorage) -> None:
         self._storage = storage
-        self._at = 0
         self._look()
+        self._at = self._starts[0] if self._starts else 0
 
     def _look(self) -> None:
         self._extents = self._storage.extents()
@@ -371,6 +382,10 @@ class _Reader(io.RawIOBase):
         for _ in range(_LOOKS):
             if self._at >= self.size_bytes:
                 return b""
+            if self._at < self._starts[0]:
+                raise UnavailableError(
+                    f"{self._storage}: steps before byte {self._starts[0]} were dropped while they were read; try again"
+                ) from gone
             extent = self._extents[bisect_right(self._starts, self._at) - 1]
             size = min(most, extent.stop - self._at)
             try:

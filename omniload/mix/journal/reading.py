@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import TypeAlias
 
 from omniload.base.errors import StateError
-from omniload.base.state import JsonObject
-from omniload.mix.journal.lines import JournalLine, Since, base_of, last_base, sound_lines
+from omniload.base.state import Json, JsonObject
+from omniload.mix.journal.lines import JournalLine, base_of, last_base, since_of, sound_lines
 from omniload.mix.journal.records import StepRecord, bad_in
-from omniload.mix.journal.storage import JournalStorage
+from omniload.mix.journal.storage import JournalStorage, Since
 from omniload.mix.state import COUNT_LIMIT, MixState
 
 __all__ = [
     "Extent",
+    "Head",
     "Tail",
+    "head_before",
     "read_base",
     "read_digests",
     "read_extent",
@@ -36,6 +38,23 @@ def _as_it_is(state: MixState, revision: int) -> MixState:
     """Return a state unchanged, for runs whose edits only change weights and add sources."""
     del revision
     return state
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The part of a journal that is kept."""
+
+    size_bytes: int
+    checksum: bytes
+    """Checksum of its last line."""
+    digest: Json
+    """``MixState.digest`` of the state after its last line."""
+    has_worlds: bool = False
+    """Whether it contains worlds."""
+    moved: tuple[JsonObject, ...] = ()
+    """Worlds of its last steps that were noted after it, because a change of ranks may be reported some steps late."""
+    lost: int = 0
+    """Number of steps recorded after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,3 +316,46 @@ def states_in(
     """
     records = (StepRecord.from_json(stored, names) for stored in tail.records)
     return list(_states_after(base, records, weights_by_state, entering))
+
+
+def head_before(storage: JournalStorage, state: JsonObject) -> Head:
+    """Check every line, and sum up the lines before ``state``; records are not parsed.
+
+    Raises:
+        StateError: The file does not lead up to ``state``.
+        IntegrityError: A line is damaged, missing or misplaced.
+    """
+    since = since_of(storage)
+    lines = sound_lines(storage, since)
+    first = next(lines)
+    base, reached = base_of(first)
+    step = state["step"]
+    assert isinstance(step, int), "the planner wrote it"
+    if not _is_of(base.get("fingerprint"), state["fingerprint"]):
+        raise StateError("it is of another mix or other data")
+    if reached > step:
+        raise StateError(f"it starts at step {reached}, the run goes on from step {step}")
+    size, last, record, has_worlds = since.offset + len(bytes(first)), first, first, False
+    moved: list[JsonObject] = []
+    # Counted without parsing: opening a long journal costs the checksum of each line, and no memory.
+    for line in lines:
+        # Notes of a step, its base and its ranks, come before its record.
+        if reached < step or (reached == step and line.is_note):
+            size, last = size + len(bytes(line)), line
+            has_worlds |= line.is_world
+        elif line.is_world and line.noted_step < step:
+            moved.append(line.parsed())
+        if not line.is_note:  # later lines are checked, and cut off
+            record = line if reached < step else record
+            reached += 1
+    if reached < step:
+        raise StateError(
+            f"it ends before step {reached}, the run goes on from step {step}: its last lines are missing"
+        )
+    after = record.parsed().get("after")
+    return Head(size, last.checksum, after, has_worlds, tuple(moved), lost=reached - step)
+
+
+def _is_of(begun: Json, now: Json) -> bool:
+    """Return whether a journal of one fingerprint may continue with another, because edits may have added sources."""
+    return isinstance(begun, dict) and isinstance(now, dict) and begun.items() <= now.items()

@@ -18,6 +18,11 @@ A journal that is not continued is moved aside into its own folder of segments::
 
     FOLDER/lines/     ── a start at step 0, or damage ──▶ FOLDER/aside-3/
     FOLDER/aside-1/   aside-3 holds all of its bytes ──▶ removed
+
+If only the last steps are kept, a *mark* names the base from which on the journal is read. It is put before the
+segments in front of that base are removed, and is void, as their bytes are, once a later life begins before it::
+
+    lines/from-0000000000004096-70a3b1c2d4e5f607-00000002-9f31c2aa     byte, checksum of the line before, life
 """
 
 import re
@@ -28,9 +33,10 @@ from typing import Self
 
 from typing_extensions import override
 
-from fusefs.stores.protocol import Store
+from fusefs.stores.protocol import Entry, Store
 from omniload.base.errors import IntegrityError, OmniloadError
 from omniload.base.log import get_logger
+from omniload.mix.journal.storage import START, Since
 
 __all__ = [
     "ASIDES",
@@ -38,6 +44,8 @@ __all__ = [
     "LAST_LIFE",
     "Extent",
     "Life",
+    "Listed",
+    "Mark",
     "Merging",
     "Segment",
     "extents_of",
@@ -56,6 +64,7 @@ LAST_LIFE = 99_999_999
 """Greatest number of a life that fits in a name."""
 _LIFE = re.compile(r"([0-9]{8})-([0-9a-f]{8})")
 _NAME = re.compile(rf"([0-9]{{16}})-([0-9]{{16}})-{_LIFE.pattern}")
+_MARK = re.compile(rf"from-([0-9]{{16}})-([0-9a-f]{{16}})-{_LIFE.pattern}")
 _ASIDE = re.compile(r"aside-([1-9][0-9]{0,8})")
 _BLOCK = 1 << 20
 
@@ -106,6 +115,28 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """An empty object that says where a journal begins."""
+
+    since: Since
+    life: Life
+    """The life of the planner that put it."""
+
+    @property
+    def name(self) -> str:
+        """Its name on the store."""
+        return f"from-{self.since.offset:016d}-{self.since.before.decode()}-{self.life}"
+
+    @classmethod
+    def named(cls, name: str) -> Self | None:
+        """Return the mark of a name, or ``None`` for other names."""
+        if (parts := _MARK.fullmatch(name)) is None:
+            return None
+        offset, before, number, token = parts.groups()
+        return cls(Since(int(offset), before.encode()), Life(int(number), token))
+
+
+@dataclass(frozen=True, slots=True)
 class Extent:
     """Bytes of a journal that are read from one segment."""
 
@@ -114,11 +145,66 @@ class Extent:
     segment: Segment
 
 
-def extents_of(found: Iterable[tuple[Segment, int]]) -> list[Extent]:
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The journal among the objects of a folder; objects with other names are left alone."""
+
+    sized: Sequence[tuple[Segment, int]]
+    """Segments, each with the size of its object, which is less than its name says if the object is torn."""
+    marks: Sequence[Mark]
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> Self:
+        """Find segments and marks by their names."""
+        sized, marks = list[tuple[Segment, int]](), list[Mark]()
+        for entry in entries:
+            if (segment := Segment.named(entry.name)) is not None:
+                sized.append((segment, entry.size_bytes))
+            elif (mark := Mark.named(entry.name)) is not None:
+                marks.append(mark)
+        return cls(sized, marks)
+
+    @property
+    def begin(self) -> Since:
+        """Where the journal begins: at the last mark that is not void, or at its first byte."""
+        valid = (
+            mark.since
+            for mark in self.marks
+            if not any(
+                segment.life > mark.life and segment.start <= mark.since.offset
+                for segment, _ in self.sized
+            )
+        )
+        return max(valid, key=lambda since: since.offset, default=START)
+
+    def extents(self) -> list[Extent]:
+        """Return the place of each byte, as ``extents_of`` does."""
+        return extents_of(self.sized, self.begin.offset)
+
+    def needless(self, life: Life) -> list[str]:
+        """Return the names of segments and marks that the planner of a life may remove.
+
+        Of that life itself only segments before the mark are included: it may have put more than a listing shows. Of
+        later lives nothing is.
+        """
+        needed, begin = {extent.segment for extent in self.extents()}, self.begin
+        segments = [
+            segment.name
+            for segment, _ in self.sized
+            if segment not in needed
+            and (segment.life < life or (segment.life == life and segment.stop <= begin.offset))
+        ]
+        return segments + [
+            mark.name for mark in self.marks if mark.life <= life and mark.since != begin
+        ]
+
+
+def extents_of(found: Iterable[tuple[Segment, int]], at: int = 0) -> list[Extent]:
     """Return the place of each byte of a journal, in order and without gaps.
 
     Args:
         found: Segments, each with the size of its object, which is less than its name says if the object is torn.
+        at: First byte that counts.
 
     Raises:
         IntegrityError: Bytes before the last valid segment are in no segment.
@@ -141,7 +227,6 @@ def extents_of(found: Iterable[tuple[Segment, int]]) -> list[Extent]:
             # Of segments with the same start, the longest comes first, because it was merged from the others.
             held.append((segment.start, -stop, segment))
     extents: list[Extent] = []
-    at = 0
     for start, negative_stop, segment in sorted(held, key=lambda each: each[:2]):
         if start > at:
             raise IntegrityError(
@@ -257,9 +342,8 @@ def _settled(store: Store, name: str, others: list[str]) -> str:
 
 
 def _extents(store: Store, folder: str) -> list[Extent]:
-    found = ((Segment.named(entry.name), entry.size_bytes) for entry in store.listing(folder))
     with suppress(IntegrityError):
-        return extents_of((segment, size) for segment, size in found if segment is not None)
+        return Listed.of(store.listing(folder)).extents()
     return []
 
 

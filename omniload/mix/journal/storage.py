@@ -3,8 +3,9 @@
 import errno
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -17,10 +18,23 @@ from omniload.base.reading import open_file
 from omniload.base.writing import FULL, free_in, sync_folder
 from omniload.mix.journal.room import Room
 
-__all__ = ["FileStorage", "JournalStorage", "asking"]
+__all__ = ["START", "FileStorage", "JournalStorage", "Since", "asking"]
 
 _LOG = get_logger(__name__)
 _BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """A place to start reading a journal: the line of a base."""
+
+    offset: int
+    """Number of bytes before the line."""
+    before: bytes
+    """Checksum of the previous line; empty before the first line."""
+
+
+START = Since(0, b"")
 
 
 class JournalStorage(Protocol):
@@ -43,8 +57,12 @@ class JournalStorage(Protocol):
 
     @property
     def keeps_all(self) -> bool:
-        """Whether everything that is appended survives the host and is kept; otherwise the end is enough."""
+        """Whether what is appended survives the machine; otherwise the end is enough."""
         ...
+
+    def since(self) -> Since:
+        """Return where the journal begins: at its first byte, or at the base before which everything was dropped."""
+        return START
 
     def claim(self) -> None:
         """Become the planner that appends from now on; called before the journal is read for that purpose."""
@@ -90,8 +108,13 @@ class JournalStorage(Protocol):
         """Append to the end, and return once it is durable; if it cannot be written whole, nothing of it stays."""
         ...
 
-    def shorten(self, content: bytes) -> None:
-        """Replace everything by ``content``; only if ``keeps_all`` is false."""
+    def drop_before(self, since: Since) -> bool:
+        """Drop what lies before the line of a base, if the bytes after it keep their places; otherwise return false."""
+        del since
+        return False
+
+    def shorten(self, lines: Iterable[bytes]) -> bool:
+        """Replace everything by ``lines``, all or nothing; return false, and change nothing, if there is no room."""
         ...
 
     def move_aside(self) -> str:
@@ -200,25 +223,31 @@ class FileStorage(JournalStorage):
             raise
 
     @override
-    def shorten(self, content: bytes) -> None:
+    def shorten(self, lines: Iterable[bytes]) -> bool:
         partial = self._path.with_name(self._path.name + ".partial")
-        with _writing(self._path, len(content)):
-
-            def write() -> None:
-                # Not synced, because a journal is shortened only if it need not survive the machine.
-                try:
-                    partial.write_bytes(content)
-                except OSError:
-                    # A partial file would occupy the room that is waited for.
-                    partial.unlink(missing_ok=True)
+        with _writing(self._path, 0):
+            try:
+                with partial.open("wb", buffering=_BLOCK) as file:
+                    file.writelines(lines)
+                    file.flush()
+                    if self._durable:
+                        # Synced before the rename, because a power cut must not leave the name without its bytes.
+                        os.fsync(file.fileno())
+            except OSError as error:
+                partial.unlink(missing_ok=True)
+                if error.errno not in FULL:
                     raise
-
-            self.in_room(write, self._path.parent)
+                # A long journal is no reason to stop, and its next record needs far less room.
+                _LOG.warning("%s stays long: %s", self._path, error)
+                return False
             partial.replace(self._path)
+            if self._durable:
+                sync_folder(self._path.parent)
             # The open file is the replaced one, which no longer has a name.
             self.close()
             self._file = self._path.open("r+b", buffering=0)
-        self._end = len(content)
+            self._end = self._file.seek(0, os.SEEK_END)
+        return True
 
     @override
     def move_aside(self) -> str:

@@ -1,15 +1,24 @@
 """A planner that ends at any call to the store of its journal: what was told is there, byte for byte, and goes on."""
 
+import itertools
+import os
+import signal
 from concurrent.futures import Future
 
 import pytest
 
 from fusefs.stores.memory import MemoryStore
-from omniload.mix.journal import object_storage, segments
+from omniload.mix.journal import journal, object_storage, segments
+from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.object_storage import ObjectStorage
+from omniload.mix.journal.reading import read_journal, read_tail
 from omniload.mix.journal.segments import Life, Merging, Segment, moved_aside
+from tests.support.plane.journals import NAMES, PRINT, opened, records_between, states
 
 FEW = 3
+FOUND = states(15)
+KEPT, EVERY = 4, 2
+"""Steps that are kept at least, and steps between two bases."""
 
 
 class EndedError(BaseException):
@@ -50,6 +59,9 @@ class AtOnce:
         done = Future()
         done.set_result(None)
         return done
+
+    def close(self, _):
+        pass
 
 
 @pytest.fixture(autouse=True)
@@ -163,3 +175,125 @@ def test_wherever_a_start_ends_as_it_moves_a_journal_aside_the_longest_stays_who
             assert set(journals_aside(store)) == {"aside-2"}
             return
     raise AssertionError("it has no end")
+
+
+def appended(log, first, told):
+    """Append every step from ``first`` on with a base now and then; note each step once its record was told."""
+    for record, after in zip(records_between(FOUND[first:]), FOUND[first + 1 :], strict=True):
+        # In one window, as a planner writes them.
+        with log.together():
+            log.append(record.to_json(NAMES))
+            if after.step % EVERY == 0:
+                log.append_base(after.to_json(NAMES, PRINT), after.digest())
+        told.append(after.step)
+
+
+def require_all_and_go_on(place, told):
+    """Require every step that was told, of those that are kept, and let another planner append the others."""
+    tail = read_tail(place, EVERY)
+    assert tail.next_step in {told[-1], told[-1] + 1}
+    base, records = read_journal(place)
+    assert tail.next_step - base["step"] >= min(KEPT, tail.next_step)
+    with Journal.taken_over(place, tail, tail.next_step, keep_steps=KEPT) as log:
+        appended(log, tail.next_step, [])
+    base, records = read_journal(place)
+    assert base["step"] > 0
+    assert base == FOUND[base["step"]].to_json(NAMES, PRINT)
+    expected = records_between(FOUND)[base["step"] :]
+    assert records == [record.to_json(NAMES) for record in expected]
+
+
+@pytest.mark.parametrize("fan_in", [FEW, segments.FAN_IN])
+@pytest.mark.parametrize("is_done", [False, True])
+def test_what_was_told_is_read_wherever_a_planner_ends_as_old_steps_are_dropped(
+    monkeypatch, is_done, fan_in
+):
+    monkeypatch.setattr(segments, "FAN_IN", fan_in)
+
+    def planned(store, told):
+        place = ObjectStorage(store)
+        place.claim()
+        with opened(place, FOUND[0], keep_steps=KEPT) as log:
+            told.append(0)
+            appended(log, 0, told)
+
+    whole = EndingStore()
+    planned(whole, [])
+    assert ObjectStorage(whole).since().offset
+    for end in range(1, whole.changes + 1):
+        store, told = EndingStore(), []
+        store.ends_at, store.is_done = end, is_done
+        with pytest.raises(EndedError):
+            planned(store, told)
+        store.ends_at = None
+        if told:
+            following = ObjectStorage(store)
+            following.claim()
+            require_all_and_go_on(following, told)
+
+
+class Points:
+    """Counts what a planner does to its file, and kills its process before or after one of these points."""
+
+    def __init__(self, kills_at, *, is_done):
+        self.count, self.kills_at, self.is_done = 0, kills_at, is_done
+
+    def of(self, call):
+        def counted(*args, **named):
+            self.count += 1
+            if self.count == self.kills_at and not self.is_done:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = call(*args, **named)
+            if self.count == self.kills_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return counted
+
+    def lines(self, restarted):
+        """A file that is written anew may end after any of its lines."""
+        for line in restarted:
+            self.of(bool)()
+            yield line
+
+
+def killed_at(path, points):
+    """Write a journal in a process that is killed at a point; return what it told, and whether it was killed."""
+    reads, tells = os.pipe()
+    if not (child := os.fork()):
+        # Nothing is put back, because the process has no other purpose.
+        os.fsync = points.of(os.fsync)
+        os.pwrite = points.of(os.pwrite)
+        type(path).replace = points.of(type(path).replace)
+        restarted = journal.restarted
+        journal.restarted = lambda lines: points.lines(restarted(lines))
+        with opened(path, FOUND[0], keep_steps=KEPT) as log:
+            appended(log, 0, Told(tells))
+        os._exit(0)
+    os.close(tells)
+    with os.fdopen(reads, "rb") as told:
+        steps = list(told.read())
+    return steps, os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+class Told:
+    """Tells steps through a pipe, a byte each."""
+
+    def __init__(self, pipe):
+        self.pipe = pipe
+
+    def append(self, step):
+        os.write(self.pipe, bytes([step]))
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_planner_may_be_killed_at_any_point_as_its_file_is_written_anew(tmp_path, is_done):
+    for point in itertools.count(1):
+        path = tmp_path / str(point)
+        told, is_killed = killed_at(path, Points(point, is_done=is_done))
+        if not is_killed:
+            break
+        if told:
+            require_all_and_go_on(path, told)
+    assert told[-1] == len(FOUND) - 1
+    assert point > 3 * len(FOUND)

@@ -4,18 +4,22 @@
 """
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
 
 from omniload.base.errors import IntegrityError, StateError
 from omniload.mix.journal.journal import Journal
-from omniload.mix.journal.lines import sound_lines
-from omniload.mix.journal.reading import read_journal, read_tail, read_worlds
-from omniload.mix.journal.segments import ASIDES, FAN_IN, Life, Segment
+from omniload.mix.journal.lines import last_base, sound_lines
+from omniload.mix.journal.reading import Extent, read_extent, read_journal, read_tail, read_worlds
+from omniload.mix.journal.segments import ASIDES, FAN_IN, Life, Mark, Segment
 from tests.support.plane.journals import NAMES, PRINT, a_journal, opened, records_between, states
 
 FOUND = states(12)
+LONG = states(40)
+KEPT, KEPT_EVERY = 8, 3
+"""Steps that are kept at least, and steps between two bases."""
 WORLD = {"step": 2, "generation": 1, "sizes": {"dp": 3}}
 
 
@@ -35,6 +39,18 @@ def bytes_of(place):
     # A single call would request 8 KiB at a time from a store.
     with place().opened() as file:
         return b"".join(iter(lambda: file.read(1 << 20), b""))
+
+
+def texts_of(place):
+    return [line.text for line in sound_lines(place)]
+
+
+def take_over(storage, after):
+    return Journal.taken_over(storage, read_tail(storage, 3), after.step, keep_steps=KEPT)
+
+
+def resume(storage, after):
+    return opened(storage, after, keep_steps=KEPT)
 
 
 def unbroken(tmp_path, found, **changes):
@@ -176,6 +192,44 @@ class JournalContract:
         assert "aside-1. To continue the earlier run" in caplog.text
         assert read_tail(place(), 0).next_step == 0
 
+    def test_if_only_the_last_steps_are_kept_old_ones_go_and_a_run_goes_on(self, place, tmp_path):
+        whole = texts_of(a_journal(tmp_path / "whole", LONG, every=KEPT_EVERY))
+        journal = opened(place(claimed=True), LONG[0], keep_steps=KEPT)
+        records, starts = records_between(LONG), {17: take_over, 23: resume, 31: take_over}
+        for record, after in zip(records, LONG[1:], strict=True):
+            journal.append(record.to_json(NAMES))
+            if after.step % KEPT_EVERY == 0:
+                journal.append_base(after.to_json(NAMES, PRINT), after.digest())
+            if after.step == 29:
+                journal.cut(after.step - 1)
+                journal.append(record.to_json(NAMES))
+            found = read_extent(place())
+            assert found.next_step == after.step
+            assert min(KEPT, after.step) <= after.step - found.first_step
+            assert after.step - found.first_step < 2 * KEPT + KEPT_EVERY
+            if after.step in starts:
+                journal.close()
+                journal = starts[after.step](place(claimed=True), after)
+        journal.close()
+
+        begin = read_extent(place()).first_step
+        base, kept = read_journal(place())
+        assert begin > 0
+        assert base == LONG[begin].to_json(NAMES, PRINT)
+        assert kept == [record.to_json(NAMES) for record in records[begin:]]
+        assert read_tail(place(), 0).next_step == len(records)
+        # The lines are those of a journal that keeps all.
+        assert texts_of(place())[1:] == whole[-len(texts_of(place())) + 1 :]
+
+    def test_a_run_that_goes_back_before_the_kept_steps_begins_a_journal(self, place, caplog):
+        a_journal(place(claimed=True), LONG, every=KEPT_EVERY, keep_steps=KEPT)
+
+        opened(place(claimed=True), LONG[3]).close()
+
+        begin = r"aside-1: it starts at step \d+, the run goes on from step 3"
+        assert re.search(begin, caplog.text)
+        assert read_tail(place(), 0).next_step == 3
+
     def test_ranks_are_noted(self, place):
         with opened(place(claimed=True), FOUND[0]) as journal:
             for record in records_between(FOUND[:3]):
@@ -220,6 +274,19 @@ class StoredJournalContract(JournalContract):
         assert len(claims) == 1
         assert len(lines) <= 10
         assert sorted(entry.size_bytes for entry in lines)[-2] < 1 << 20
+
+    def test_segments_of_steps_that_are_not_kept_go(self, place):
+        storage = place(claimed=True)
+        a_journal(storage, states(self.steps), every=KEPT_EVERY, keep_steps=KEPT)
+
+        begin, extents = storage.since(), storage.extents()
+        stored = [entry.name for entry in storage.store.listing("lines")]
+
+        assert sum(name.startswith("from-") for name in stored) == 1
+        segments = [segment for name in stored if (segment := Segment.named(name))]
+        assert all(segment.stop > begin.offset for segment in segments)
+        assert extents[0].start == begin.offset
+        assert read_extent(place()).first_step >= self.steps - 1 - (2 * KEPT + KEPT_EVERY)
 
     def test_a_reader_goes_on_while_segments_are_merged_under_it(self, place, tmp_path):
         records = records_between(FOUND)
@@ -299,6 +366,20 @@ class StoredJournalContract(JournalContract):
         Journal.taken_over(storage, tail, 3).close()
 
         assert bytes_of(place) == content
+
+    def test_a_mark_that_comes_late_is_void_if_the_next_planner_went_back_before_it(self, place):
+        storage = place(claimed=True)
+        a_journal(storage, LONG[:14], every=KEPT_EVERY)
+        since = last_base(storage, at_most=9)
+        life = Segment.named(storage.store.listing("lines")[0].name).life
+        a_journal(place(claimed=True), LONG[:20], first=4, every=KEPT_EVERY)
+        content = bytes_of(place)
+
+        storage.store.publish(f"lines/{Mark(since, life).name}", b"")
+
+        assert since.offset
+        assert bytes_of(place) == content
+        assert read_extent(place()) == Extent(first_step=0, next_step=19, skipped={})
 
     def test_objects_of_others_are_left_alone(self, place, tmp_path):
         storage = place(claimed=True)

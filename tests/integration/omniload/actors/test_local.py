@@ -14,9 +14,10 @@ from omniload.base.errors import ConfigError, IntegrityError, StateError, Unavai
 from omniload.base.metrics import REGISTRY
 from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
+from omniload.machine import messages
 from omniload.mix.deficit import integer_weights
 from omniload.mix.journal.place import JOURNAL_NAME
-from omniload.mix.journal.reading import read_journal, state_before
+from omniload.mix.journal.reading import read_extent, read_journal, state_before
 from omniload.mix.journal.records import StepRecord, bad_in
 from omniload.mix.schedule import weights_at
 from omniload.mix.state import MixState
@@ -145,6 +146,27 @@ def test_the_journal_leads_to_the_state_of_the_client(tmp_path):
         lambda before: integer_weights(weights_at(mix.mix.stages, mix.names, before.step)),
     )
     assert folded.to_json(mix.names, state["fingerprint"]) == json.loads(json.dumps(state))
+
+
+def test_a_run_that_keeps_its_last_steps_resumes_exactly_and_is_short(tmp_path, monkeypatch):
+    monkeypatch.setattr(messages, "_BASE_EVERY", 4)
+    mix = a_corpus(tmp_path)
+    whole = digests_of(a_spec(tmp_path, mix), 70)
+    # Few, so that few steps show it; a mix file gives 2,048 at least.
+    runtime = mix.runtime.model_copy(update={"journal_steps": 8, "prefetch_steps": 2})
+    mix = mix.model_copy(update={"runtime": runtime})
+    run, state, found = tmp_path / "run", None, []
+    for steps in (40, 30):
+        spec = a_spec(tmp_path, mix, run_dir=run, state=state)
+        with LocalPlane(spec) as plane, Client(plane.handle(0)) as client:
+            found += [batch_digest(client.next_batch()) for _ in range(steps)]
+            state = client.state_dict()
+
+    assert [combined([digest]) for digest in found] == whole
+    extent = read_extent(run / JOURNAL_NAME)
+    assert extent.next_step >= 70
+    assert 8 <= extent.next_step - extent.first_step <= 2 * 8 + 4
+    assert not list(run.glob("*aside*"))
 
 
 def test_a_state_of_another_seed_is_refused_before_anything_starts(tmp_path):

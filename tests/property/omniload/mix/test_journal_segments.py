@@ -1,7 +1,8 @@
 """A journal on a store that loses, repeats, delays and tears puts, with planners that do not know they are stale.
 
 The model is a text: the records that planners know to be durable. A store shows every put that was acknowledged, as
-S3 and HDFS do. A put without acknowledgement may appear at any later moment, even torn, or never.
+S3 and HDFS do. A put without acknowledgement may appear at any later moment, even torn, or never. Now and then a
+planner drops old lines, and its mark may be such a put.
 """
 
 import hypothesis.strategies as st
@@ -19,6 +20,7 @@ from hypothesis.stateful import (
 from fusefs.stores.memory import MemoryStore
 from omniload.base.errors import StateError, UnavailableError
 from omniload.mix.journal.object_storage import ObjectStorage
+from omniload.mix.journal.storage import Since
 from tests.support.examples import few
 
 FIRST = b"base\n"
@@ -58,6 +60,8 @@ class Planners(RuleBasedStateMachine):
         """The acknowledged text."""
         self.maybe = set()
         """Possible continuations: a record whose put was not answered."""
+        self.begins = {0}
+        """Places where the journal may begin."""
         self.lines = 0
 
     def a_line(self):
@@ -85,6 +89,23 @@ class Planners(RuleBasedStateMachine):
             self.holder.append(line)
         self.holder = None
 
+    @precondition(lambda self: self.holder is not None)
+    @rule(kept=st.integers(2, 6), is_lost=st.booleans())
+    def drop(self, kept, is_lost):
+        lines = self.durable.splitlines(keepends=True)
+        offset = sum(map(len, lines[:-kept]))
+        if offset <= max(self.begins):
+            return
+        since, self.store.fails = Since(offset, b"%016x" % offset), int(is_lost)
+        if is_lost:
+            with pytest.raises(UnavailableError, match="no answer; resume once the store answers"):
+                self.holder.drop_before(since)
+            self.holder = None
+            self.begins.add(offset)
+        else:
+            assert self.holder.drop_before(since)
+            self.begins = {offset}
+
     @precondition(lambda self: self.store.late)
     @rule(index=st.integers(0, 9), size=st.sampled_from([None, None, 3]))
     def a_put_comes_late(self, index, size):
@@ -101,8 +122,12 @@ class Planners(RuleBasedStateMachine):
         whole = found[: found.rfind(b"\n") + 1]
         lines = whole.splitlines(keepends=True)
         kept = b"".join(lines[: max(1, len(lines) - back)])
+        # A run that goes back before its journal's begin moves it aside.
+        begin = holder.since().offset
+        kept = kept if len(kept) > begin else whole[: whole.index(b"\n", begin) + 1]
         holder.go_on(len(kept))
         self.holder, self.durable = holder, kept
+        self.begins = {begin for begin in self.begins if begin < len(kept)}
         self.maybe.clear()
 
     @precondition(lambda self: self.stale)
@@ -124,8 +149,12 @@ class Planners(RuleBasedStateMachine):
         ):  # merging and removing continue in the background
             if storage is not None:
                 storage.close()
+        begin = ObjectStorage(self.store).since()
+        assert begin.offset in self.begins
+        assert begin.before == (b"%016x" % begin.offset if begin.offset else b"")
         with ObjectStorage(self.store).opened() as file:
-            found = file.read()
+            assert file.tell() == begin.offset
+            found = self.durable[: begin.offset] + file.read()
         rest = found.removeprefix(self.durable)
         assert found.startswith(self.durable)
         assert rest == b"" or any(line.startswith(rest) for line in self.maybe), rest

@@ -46,6 +46,7 @@ from omniload.mix.schema.places import EnvConfig
         ({"address": "auto", "env": {"set": {"HTTPS_PROXY": "http://me:pw@proxy"}}}, "a user befo"),
         ({"address": "auto", "env": {"set": {"HTTPS_PROXY": "me:pw@proxy:80"}}}, "a user before"),
         ({"address": "auto", "env": {"set": {"NOT=ONE": "x"}}}, "should match pattern"),
+        ({"journal_steps": 100}, "found 100; give at least 2,048, .* or 0 to keep all"),
         ({"scaling": {"least": 9}}, "runtime.scaling.least is 9, more than most, 8"),
     ],
 )
