@@ -6,7 +6,7 @@ python -m benchmarks.loaders.simulated --help
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -19,6 +19,7 @@ from benchmarks.loaders.simulated_tables import (
     Cell,
     Compared,
     rates_table,
+    repeats_table,
     roles_table,
     waits_table,
 )
@@ -41,6 +42,8 @@ _TEXT_LENGTH, _LENGTH = 2_048, 4_096
 _WARM_TOKENS = 64 << 20
 """Tokens of the steps that are measured at full speed; their number is limited."""
 _SEEDS = 3
+_AMPLE = 64.0
+"""Cores of a host on which no process waits for one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +117,7 @@ def _simulated(
             seed=seed,
         )
         of = simulate(job, profile)
+        own = simulate(replace(job, cores=_AMPLE), profile).waits if pace.step_s else None
         step_s = of.seconds / of.steps
         found.append(
             Found(
@@ -122,6 +126,7 @@ def _simulated(
                 tokens_per_s=of.tokens_per_s,
                 by_role_s={each.role: each.cores * step_s for each in of.roles},
                 waits=of.waits,
+                own=own,
                 cores=cores,
                 idle=profile.messages[of.runtime].idle,
             )
@@ -219,7 +224,7 @@ def main(
             pairs |= _compared(of_size, corpus, steps, step_times, turns)
     timed = _paces(corpus.mix(cells[0]), steps, step_times)
     tables = [rates_table(pairs), roles_table(pairs, timed)]
-    tables += [waits_table(pairs, timed)] if step_times else []
+    tables += [waits_table(pairs, timed), repeats_table(pairs, timed)] if step_times else []
     for table in tables:
         print_table(table)
     if how["report"]:

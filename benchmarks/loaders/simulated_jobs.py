@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
+from statistics import median
 
 import psutil
 
@@ -22,7 +23,7 @@ from omniload.actors.plane import PlaneSpec
 from omniload.actors.ray.measuring.spent import by_role, spent_by
 from omniload.actors.ray.plane import RayPlane
 from omniload.actors.ray.rank.joining import handle_in
-from omniload.base.linux.kept_waiting import IdleBesideWork
+from omniload.base.linux.kept_waiting import IdleBesideWork, kept_waiting_s
 from omniload.client import Client
 from omniload.simulation.figures import Waits
 
@@ -30,6 +31,8 @@ __all__ = ["Found", "Pace", "run"]
 
 _SKIPPED = 8
 """Steps of a pace before the measured ones; by then the buffers are in their steady state."""
+_LONGEST = 0.05
+"""Part of the waits that count as the longest."""
 _LONGEST_S, _END_S = 180.0, 30.0
 
 
@@ -58,6 +61,11 @@ class Found:
     """Part of the wanted core time that was not granted although a core was idle."""
     waits_s: Sequence[float] = ()
     """Wait for each step of a run; the waits of several runs together can only be computed from these."""
+    own: Waits | None = None
+    """Waits without the time in which the kernel kept a rank from a core although it was ready to run; of a
+    simulation, waits on as many cores as there are processes."""
+    kept: float = 0.0
+    """Of the longest twentieth of a run's waits, the part that is not own; the middle one of these."""
 
     @property
     def trained_s(self) -> float:
@@ -87,6 +95,8 @@ class _Taken:
     """Counted steps of a rank, at one pace."""
 
     waits_s: Sequence[float]
+    own_s: Sequence[float]
+    """Waits without the time in which the kernel kept the rank from a core."""
     aside_s: float
     """Processor time for meetings of the ranks and their wake-ups, which belongs to the benchmark alone."""
 
@@ -126,7 +136,10 @@ def _found(
     its = {**ours, role: ours[role] - sum(each.aside_s for each in taken)}
     others = (ended.whole_s - began.whole_s - sum(ours.values())) / seconds
     cores = psutil.cpu_count() or 1
-    of_steps_s = tuple(map(max, zip(*(each.waits_s for each in taken), strict=True)))
+    of_steps_s, own_s = (
+        tuple(map(max, zip(*of_ranks, strict=True)))
+        for of_ranks in ([each.waits_s for each in taken], [each.own_s for each in taken])
+    )
     return Found(
         steps=pace.steps,
         seconds=seconds,
@@ -137,7 +150,15 @@ def _found(
         cores=min(cores, max(0.1, cores - others)),
         idle=idle,
         waits_s=of_steps_s,
+        own=Waits.of(own_s),
+        kept=_kept(of_steps_s, own_s),
     )
+
+
+def _kept(waits_s: Sequence[float], own_s: Sequence[float]) -> float:
+    pairs = sorted(zip(waits_s, own_s, strict=True), reverse=True)
+    longest = pairs[: max(1, round(_LONGEST * len(pairs)))]
+    return median(1 - own_s / waited_s if waited_s else 0.0 for waited_s, own_s in longest)
 
 
 def _rank(
@@ -153,14 +174,17 @@ def _rank(
     time would be negative.
     """
 
-    def take(pace: Pace) -> tuple[float, float]:
+    def take(pace: Pace) -> tuple[float, float, float]:
+        kept_s = kept_waiting_s()
         assert client.next_batch() is not None, "the mix has no end"
         waited_s = client.last_wait_s
+        # Reading the kernel's clock may itself be kept waiting, so the difference may exceed the wait.
+        own_s = max(0.0, waited_s - (kept_waiting_s() - kept_s))
         began_s = time.thread_time()
         if pace.step_s:
             together()
             time.sleep(pace.step_s)
-        return waited_s, time.thread_time() - began_s
+        return waited_s, own_s, time.thread_time() - began_s
 
     found = []
     for pace in paces:
@@ -169,8 +193,8 @@ def _rank(
             take(pace)
         meet()
         taken = [take(pace) for _ in range(pace.steps)]
-        waits_s, aside_s = zip(*taken, strict=True)
-        found.append(_Taken(waits_s, sum(aside_s)))
+        waits_s, own_s, aside_s = zip(*taken, strict=True)
+        found.append(_Taken(waits_s, own_s, sum(aside_s)))
         meet()
         meet()
     return found

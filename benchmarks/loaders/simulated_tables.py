@@ -6,6 +6,7 @@ they are further apart than that, a simulation can only be expected to lie withi
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import median
 from typing import TypeAlias
 
@@ -13,7 +14,16 @@ from benchmarks.loaders.simulated_jobs import Found, Pace
 from benchmarks.report import Table
 from omniload.simulation.figures import Waits
 
-__all__ = ["READING", "Cell", "Compared", "Pairs", "rates_table", "roles_table", "waits_table"]
+__all__ = [
+    "READING",
+    "Cell",
+    "Compared",
+    "Pairs",
+    "rates_table",
+    "repeats_table",
+    "roles_table",
+    "waits_table",
+]
 
 READING = """\
 Ranks only take batches. In runs on Ray they are separate processes, in one process they are threads. A run is driven
@@ -28,7 +38,11 @@ the range of single runs and simulations is in brackets. Waits of runs are those
 simulation has as many steps as all of them. Runs apart is the largest figure of a turn over the smallest. Idle beside
 work is the part of the wanted core time that was not granted although a core was idle; in the planes whose messages
 are measured, a simulation finds this part itself. A figure agrees if it is within 15 % of that of the runs, or if it
-is no further from that than the runs are from each other.
+is no further from that than the runs are from each other. Runs against runs: every pair of turns of a job is
+compared, the larger figure over the smaller. No simulation can be expected to be closer to a run than another run
+is. Own waits leave out the time in which the kernel kept a rank from a core although it was ready to run, by the
+kernel's own account of the thread (schedstat), and the last column says which part of the longest twentieth of the
+waits, in the median, that time is; a simulation finds them on as many cores as there are processes.
 """
 AGREES = 0.15
 """Largest relative difference that counts as agreement."""
@@ -164,6 +178,55 @@ def waits_table(pairs: Pairs, paces: Sequence[Pace]) -> Table:
         ),
         rows=tuple(rows),
     )  # fmt: skip
+
+
+def repeats_table(pairs: Pairs, paces: Sequence[Pace]) -> Table:
+    """Return how far runs are from each other, and simulations from runs, with all waits and with own waits."""
+    rows: list[Row] = []
+    for cell, compared in pairs.items():
+        for step_s in dict.fromkeys(pace.step_s for pace in paces[1:]):
+            same = [n for n, pace in enumerate(paces) if pace.step_s == step_s]
+            runs = [each for n in same for each in compared.at(n)[0]]
+            simulated = [each for n in same for each in compared.at(n)[1]]
+            kept = f"{median(each.kept for each in runs):.2f}"
+            for name, figure in (("mean", "mean_s"), ("p50", "p50_s"), ("p99", "p99_s")):
+                cells: list[str] = []
+                for waits in ("waits", "own"):
+                    ours, theirs = (
+                        [getattr(getattr(each, waits), figure) for each in side]
+                        for side in (runs, simulated)
+                    )
+                    cells += [
+                        _spread([each * 1e3 for each in ours]),
+                        _spread(_apart(ours)),
+                        f"{median(theirs) / max(median(ours), 1e-12):.2f}",
+                    ]
+                rows.append(
+                    (
+                        cell.ranks,
+                        f"{cell.rank_tokens:,}",
+                        f"{step_s * 1e3:.0f}",
+                        name,
+                        len(runs),
+                        *cells,
+                        kept,
+                    )
+                )
+    parts = ("run, ms", "run over run", "simulated over run")
+    own = (f"own, {part}" for part in parts)
+    return Table(
+        caption="Runs against runs: waits of a step",
+        columns=(
+            "ranks", "tokens a rank and step", "sleep, ms", "figure", "turns", *parts, *own,
+            "no core, of the longest twentieth",
+        ),
+        rows=tuple(rows),
+    )  # fmt: skip
+
+
+def _apart(figures: Sequence[float]) -> list[float]:
+    """Return the ratio of each pair of figures, the larger over the smaller; 1 if there is only one."""
+    return [max(pair) / max(min(pair), 1e-12) for pair in combinations(figures, 2)] or [1.0]
 
 
 def _agreement(ours: float, simulated: Sequence[float], turns: Sequence[float]) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from benchmarks.loaders.simulated_tables import (
     Cell,
     Compared,
     rates_table,
+    repeats_table,
     roles_table,
     waits_table,
 )
@@ -19,7 +20,7 @@ from tests.support.plane.builders import a_mix
 _CELL = Cell(kind="ray", ranks=2, rank_tokens=8_192, readers=0)
 
 
-def _found(seconds, waits_ms=(1.0,), **by_role_s):
+def _found(seconds, waits_ms=(1.0,), own_ms=(1.0,), **by_role_s):
     waits_s = tuple(ms / 1e3 for ms in waits_ms)
     return Found(
         steps=10,
@@ -30,6 +31,7 @@ def _found(seconds, waits_ms=(1.0,), **by_role_s):
         cores=2.0,
         idle=0.0,
         waits_s=waits_s,
+        own=Waits.of([ms / 1e3 for ms in own_ms]),
     )
 
 
@@ -120,6 +122,34 @@ def test_speeds_agree_by_the_same_measure():
     assert found == ["within 15%", "as runs do", "no"]
 
 
+def test_runs_are_compared_with_each_other_pair_by_pair_over_all_turns_of_a_pace():
+    paces = [Pace(step_s=0.0, steps=10), *[Pace(step_s=0.05, steps=200)] * 2]
+    turns = [((4.0, 1.0), (8.0, 1.1)), ((2.0, 1.0), (4.0, 0.9))]
+    runs = [[_found(1.0), *(_found(1.0, [ms], [own]) for ms, own in turn)] for turn in turns]
+    simulated = [[_found(1.0), *[_found(1.0, [2.0], [1.0])] * 2]]
+
+    mean, *others = repeats_table({_CELL: Compared(runs, simulated)}, paces).rows
+
+    assert [row[3] for row in others] == ["p50", "p99"]
+    assert mean[4] == 4
+    # Of 2, 4, 4 and 8 ms: three pairs are twice apart, one four times.
+    assert mean[5:8] == ("4.00 (2.00 to 8.00)", "2.00 (1.00 to 4.00)", "0.50")
+    assert mean[8:-1] == ("1.00 (0.90 to 1.10)", "1.11 (1.00 to 1.22)", "1.00")
+
+
+def test_time_in_which_a_rank_is_kept_from_a_core_is_no_part_of_its_own_wait(tmp_path, monkeypatch):
+    spec = PlaneSpec(mix=a_mix(), base_dir=tmp_path, tree=ClientPlaceTree.of(dp=1))
+    filling = 2 * (spec.mix.steps_ahead + spec.mix.steps_at_once)
+    kept_s = iter([0.0] * 2 * filling + [1.0, 1.25, 2.0, 9.0])
+    monkeypatch.setattr(simulated_jobs, "kept_waiting_s", lambda: next(kept_s))
+    monkeypatch.setattr(_Client, "last_wait_s", 0.5)
+
+    (taken,) = _rank(_Client([]), spec, [Pace(step_s=0.0, steps=2)], _nothing, _nothing)
+
+    assert taken.waits_s == (0.5, 0.5)
+    assert taken.own_s == (0.25, 0.0)
+
+
 def _nothing():
     """Wait for nobody."""
 
@@ -155,7 +185,10 @@ def _run_found(tmp_path, *, whole_s, aside_s=0.0):
     spec = PlaneSpec(mix=a_mix(), base_dir=tmp_path, tree=ClientPlaceTree.of(dp=2))
     began = _Seen(at_s=10.0, ours_s={1: 0.0, 2: 1.0, 3: 2.0}, whole_s=100.0)
     ended = _Seen(at_s=11.0, ours_s={1: 0.25, 2: 1.5, 3: 2.5}, whole_s=100.0 + whole_s)
-    taken = [_Taken([0.001, 0.004], aside_s), _Taken([0.003, 0.002], aside_s)]
+    taken = [
+        _Taken([0.001, 0.004], [0.001, 0.001], aside_s),
+        _Taken([0.003, 0.002], [0.0, 0.002], aside_s),
+    ]
     roles = {1: "planner", 2: "rank", 3: "rank"}
     return simulated_jobs._found(spec, Pace(step_s=0.0, steps=2), (began, ended), 0.0, taken, roles)
 
@@ -166,6 +199,8 @@ def test_a_step_waits_as_long_as_its_last_rank_and_meeting_the_others_is_no_part
     found = _run_found(tmp_path, whole_s=1.25, aside_s=0.1)
 
     assert found.waits_s == (0.003, 0.004)
+    assert found.own == Waits.of([0.001, 0.002])
+    assert found.kept == pytest.approx(0.5)
     assert found.by_role_s["rank"] * 2 == pytest.approx(1.0 - 2 * 0.1)
     assert found.by_role_s["planner"] * 2 == pytest.approx(0.25)
 
