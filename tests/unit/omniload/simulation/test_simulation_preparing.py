@@ -8,6 +8,7 @@ import pytest
 from omniload.simulation.plane import simulate
 from omniload.simulation.preparing import (
     SmallPlane,
+    _some_that_were,
     costs_by_role,
     even_roles,
     spread,
@@ -212,3 +213,11 @@ def test_a_role_that_a_profile_says_nothing_of_is_named():
 
     with pytest.raises(ValueError, match="roles has no 'rank', only"):
         MessageCosts.model_validate(content)
+
+
+def test_the_longest_take_of_a_place_is_drawn_as_often_as_it_occurred():
+    takes_s = [1e-4] * 95 + [1e-2]
+
+    kept_s = _some_that_were(takes_s)
+
+    assert sum(kept_s) / len(kept_s) == pytest.approx(sum(takes_s) / len(takes_s))
