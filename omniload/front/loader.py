@@ -1,6 +1,5 @@
 """The loader that ``omniload.open`` returns: batches of one rank, and the state to resume from."""
 
-import _thread
 import os
 import threading
 import weakref
@@ -12,6 +11,7 @@ from typing import NoReturn, Protocol, Self
 from typing_extensions import override
 
 from omniload.base.concurrency.held_signals import SignalsHeld
+from omniload.base.concurrency.threads import close_dropped, wait_for_dropped
 from omniload.base.concurrency.turns import EachBatch, ask_in_turn
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.state import Json, JsonObject
@@ -55,14 +55,6 @@ class OpenClient(Protocol):
 
 
 _UNKNOWN = MixFacts()
-
-
-def _end_dropped(pid: int, stack: ExitStack) -> None:
-    """Close what a garbage-collected loader had opened, without waiting."""
-    # A forked process does not own the plane. The close has a thread of its own, because a thread of the plane may drop
-    # the last reference, and cannot wait for itself. The collector may have interrupted ``Thread``'s locks.
-    if pid == os.getpid():
-        _thread.start_new_thread(stack.close, ())
 
 
 class Loader:
@@ -316,6 +308,8 @@ class Loader:
 
     def _opened(self) -> Client | None:
         if self._client is None and not self._closed:
+            # When a cell of a notebook runs again, folder and Ray still belong to the loader that this one replaces.
+            wait_for_dropped()
             # If something fails, the open parts are closed here; otherwise the loader closes them later.
             with SignalsHeld(), ExitStack() as stack:
                 self._client = self._open_client(stack, self._state)
@@ -323,7 +317,7 @@ class Loader:
                     stack.enter_context(giving_way(self._give_way))
                 self._stack = stack.pop_all()
             if self._facts.is_alone:
-                self._dropped = weakref.finalize(self, _end_dropped, self._pid, self._stack)
+                self._dropped = weakref.finalize(self, close_dropped, self._pid, self._stack.close)
                 self._dropped.atexit = False  # threads end with the process anyway
             if self._closed:  # closed meanwhile by another thread, which found nothing to end
                 self._end_plane()  # type: ignore[unreachable]

@@ -5,6 +5,7 @@ a process alive that has nothing left to do. Abandoning such a thread is no bett
 code, as a client of a store does below Arrow, it returns while the interpreter is torn down, and aborts the process.
 """
 
+import _thread
 import atexit
 import ctypes
 import os
@@ -20,7 +21,14 @@ from weakref import WeakValueDictionary
 from omniload.base.errors import UnavailableError
 from omniload.base.log import get_logger
 
-__all__ = ["DaemonPool", "ending", "start_thread", "was_given_up"]
+__all__ = [
+    "DaemonPool",
+    "close_dropped",
+    "ending",
+    "start_thread",
+    "wait_for_dropped",
+    "was_given_up",
+]
 
 _LOG = get_logger(__name__)
 _LEAVE_S = 5.0
@@ -37,6 +45,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 _of_reads: "WeakValueDictionary[int, DaemonPool]" = WeakValueDictionary()
 """Pools whose calls are given up at the end of the process."""
+_closing = set[_thread.LockType]()
+"""A lock for each close of something dropped that is under way; it is held until the close has ended."""
 
 
 class _GivenUp(BaseException):
@@ -262,6 +272,40 @@ def ending(
     return end
 
 
+def close_dropped(pid: int, close: Callable[[], object]) -> None:
+    """Close what a garbage-collected object had opened, without waiting; do nothing in a fork of process ``pid``."""
+    if pid != os.getpid():
+        return
+    ended = _thread.allocate_lock()
+    ended.acquire()
+    _closing.add(ended)
+
+    def end() -> None:
+        _closing.discard(ended)
+        ended.release()
+
+    def close_and_end() -> None:
+        try:
+            close()
+        finally:
+            end()
+
+    # It has a thread of its own, because a thread that ``close`` waits for may drop the last reference. The collector
+    # may have interrupted the locks of ``Thread``.
+    try:
+        _thread.start_new_thread(close_and_end, ())
+    except RuntimeError:
+        end()  # the process may have no more threads, so nobody else would ever end a wait for this one
+        raise
+
+
+def wait_for_dropped() -> None:
+    """Wait until all that was dropped before is closed."""
+    for ended in _closing.copy():
+        with ended:
+            pass
+
+
 def _carry_out(call: Callable[[], Result], future: "Future[Result]") -> None:
     try:
         future.set_result(call())
@@ -288,4 +332,6 @@ def _give_up_reads() -> None:
         pool.close(max(0.0, until_s - time.monotonic()))
 
 
-os.register_at_fork(after_in_child=_of_reads.clear)  # a forked process has none of these threads
+# A forked process has none of these threads.
+os.register_at_fork(after_in_child=_of_reads.clear)
+os.register_at_fork(after_in_child=_closing.clear)

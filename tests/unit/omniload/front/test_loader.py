@@ -1,5 +1,6 @@
 """The loader: opens when it is needed, resumes before and after iteration, closes once."""
 
+import _thread
 import gc
 import os
 import threading
@@ -360,6 +361,41 @@ def test_a_loader_that_is_closed_or_shared_or_forked_ends_no_plane_where_it_is_d
     del forked
 
     assert started == []
+
+
+def test_a_loader_that_follows_a_dropped_one_opens_once_the_plane_of_that_is_closed(monkeypatch):
+    happened, comes, may_close = [], threading.Event(), threading.Event()
+    fake = SimpleNamespace(
+        allocate_lock=lambda: HeardLock(comes), start_new_thread=_thread.start_new_thread
+    )
+    monkeypatch.setattr("omniload.base.concurrency.threads._thread", fake)
+
+    def opens(stack, state):
+        happened.append("opened")
+        stack.callback(closes)
+        comes.set()
+        return FakeClient(state)
+
+    def closes():
+        assert may_close.wait(60)
+        happened.append("closed")
+
+    def follows():
+        with Loader(opens, form, MixFacts(is_alone=True)) as loader:
+            loader.start()
+
+    form = BatchForm(arrays=NumpyArrays())
+    dropped = Loader(opens, form, MixFacts(is_alone=True))
+    dropped.start()
+    del dropped
+    comes.clear()
+    following = threading.Thread(target=follows)
+    following.start()
+    assert comes.wait(60)  # it waits, or has opened
+    may_close.set()
+    following.join(60)
+
+    assert happened == ["opened", "closed", "opened", "closed"]
 
 
 def test_a_rank_outside_the_ranks_is_refused_in_the_words_of_the_call(tmp_path, make):

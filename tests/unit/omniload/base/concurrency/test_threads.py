@@ -1,6 +1,8 @@
 """Threads that do not hold up the end of a process, and the calls that are under way in it."""
 
+import _thread
 import logging
+import os
 import threading
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -19,7 +21,14 @@ from omniload.base.concurrency.calls_under_way import (
     figures_of_calls,
     under_way,
 )
-from omniload.base.concurrency.threads import DaemonPool, ending, start_thread, was_given_up
+from omniload.base.concurrency.threads import (
+    DaemonPool,
+    close_dropped,
+    ending,
+    start_thread,
+    wait_for_dropped,
+    was_given_up,
+)
 from omniload.base.errors import UnavailableError
 
 _LONG_S = 60
@@ -269,3 +278,34 @@ def test_a_call_that_does_more_than_read_is_never_given_up():
     gone_on.set()
     assert written.result(_LONG_S)
     assert pool.close(_LONG_S)
+
+
+def test_a_wait_for_what_was_dropped_ends_once_all_is_closed_even_if_a_close_fails(monkeypatch):
+    closed, told, may_begin = [], threading.Event(), _thread.allocate_lock()
+    monkeypatch.setattr("sys.unraisablehook", lambda unraisable: told.set())
+
+    def fails():
+        with may_begin:
+            closed.append("failed")
+            raise OSError("it cannot be closed")
+
+    with may_begin:
+        close_dropped(os.getpid(), fails)
+        close_dropped(os.getpid(), lambda: closed.append("closed"))
+        close_dropped(os.getpid() + 1, lambda: closed.append("of a fork"))
+    wait_for_dropped()
+
+    assert sorted(closed) == ["closed", "failed"]
+    assert told.wait(_LONG_S)
+
+
+def test_what_was_dropped_and_no_thread_can_close_holds_up_nobody(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr("_thread.start_new_thread", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            close_dropped(os.getpid(), print)
+
+    wait_for_dropped()
