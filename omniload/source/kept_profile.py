@@ -46,7 +46,7 @@ def keep(folder: Path, source: str, profile: KeptProfile) -> None:
 def kept_profiles(folder: Path | None, sources: Iterable[str]) -> dict[str, KeptProfile]:
     """Return the stored measurements; sources without measurements, or with unreadable ones, are left out."""
     found: dict[str, KeptProfile] = {}
-    for source in sources if folder is not None and folder.is_dir() else ():
+    for source in sources if folder is not None else ():
         assert folder is not None
         try:
             with open_file(_path(folder, source)) as file:

@@ -10,6 +10,7 @@ Shape suffixes:
 """
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,8 +118,9 @@ def _found(
 ) -> Bits:
     """Read the source, and log the progress now and then."""
     folder = None
-    # Next to the index, whose disk was chosen for this; the system's folder may be in memory.
-    if path is not None and path.parent.is_dir():
+    # Next to the index, whose disk was chosen for this; the system's folder may be in memory. A folder that may not be
+    # looked at, below the home of another user, is not used either.
+    if path is not None and os.access(path.parent, os.W_OK | os.X_OK):
         folder = path.parent
     total, begin, said_s = int(rows_U.sum()), 0, time.monotonic()
     writing = _writing_keys(name, total, folder)

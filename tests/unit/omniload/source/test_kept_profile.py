@@ -124,3 +124,8 @@ def test_a_job_without_a_folder_and_a_source_without_tokens_keep_nothing(tmp_pat
     costs.keep()
 
     assert kept_profiles(tmp_path, ["a"]) == {"a": MEASURED}
+
+
+def test_a_folder_that_cannot_be_looked_at_holds_no_measurements(tmp_path):
+    # A name that is too long is refused to everyone; what lies in another user's home is refused only to others.
+    assert kept_profiles(tmp_path / ("m" * 256), ["a"]) == {}

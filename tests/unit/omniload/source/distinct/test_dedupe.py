@@ -56,6 +56,14 @@ def test_an_epoch_holds_each_text_once(folder, kind):
     assert drawn(a_mix(kind, dedupe="content")) == numbers(range(37))
 
 
+def test_a_cache_that_cannot_be_looked_at_costs_only_time(folder, monkeypatch):
+    # A name that is too long is refused to everyone; another user's home is refused only to others.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / ("m" * 256)))
+    (folder / "mix.yaml").write_text(json.dumps(a_mix(dedupe="content")))
+
+    assert drawn("mix.yaml") == numbers(range(37))
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_an_epoch_holds_each_key_once(folder, kind):
     assert drawn(a_mix(kind, dedupe="key", key="id")) == numbers(i % 37 for i in range(0, 100, 2))
