@@ -209,6 +209,13 @@ class FileStorage(JournalStorage):
     def _add(self, content: bytes) -> None:
         """Write at the end; if not everything can be written, nothing of it stays."""
         assert self._file is not None, "looked at before"
+        # A write behind the end succeeds too, and fills the gap with zeros, which no reader gets past.
+        size = os.fstat(self._file.fileno()).st_size
+        if size < self._end:
+            raise OSError(
+                errno.EIO,
+                f"{size} of its {self._end} bytes are left: another program has shortened it under the run",
+            )
         try:
             _write_whole(self._file, content, self._end)
             if self._durable:

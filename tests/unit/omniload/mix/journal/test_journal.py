@@ -722,3 +722,19 @@ def test_a_journal_that_is_removed_under_its_run_takes_no_further_step(tmp_path)
             UnavailableError, match=r"j: cannot be written: .*removed under the run"
         ):
             journal.append(second)
+
+
+@pytest.mark.parametrize("left", [0, 20])
+def test_a_journal_that_is_shortened_under_its_run_takes_no_further_step(tmp_path, left):
+    found = states(3)
+    first, second = (record.to_json(NAMES) for record in records_between(found))
+    path = tmp_path / "j"
+    with opened(path, found[0]) as journal:
+        journal.append(first)
+        os.truncate(path, left)  # as by logrotate's copytruncate
+
+        with pytest.raises(
+            UnavailableError, match=rf"j: cannot be written: .*{left} of its \d+ bytes are left"
+        ):
+            journal.append(second)
+    assert path.stat().st_size == left
