@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 import stat
 import uuid
 from contextlib import suppress
@@ -23,10 +22,14 @@ def free_in(folder: Path | None) -> str:
     if folder is None:
         return "and what is free there cannot be seen from here"
     try:
-        free = shutil.disk_usage(folder).free
+        room = os.statvfs(folder)
     except OSError:  # the folder or the disk is gone: the original error says more than this
         return "and its folder cannot be looked at"
-    return f"{free} bytes ({format_bytes(free)}) are free there"
+    free = room.f_bavail * room.f_frsize
+    said = f"{free} bytes ({format_bytes(free)}) are free there"
+    if room.f_files and not room.f_favail:  # some file systems count no files
+        return f"{said}, but all {room.f_files} files that fit are there"
+    return said
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool = False, mode: int = 0o666) -> None:

@@ -4,12 +4,13 @@ import errno
 import os
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from omniload.base import writing
 from omniload.base.errors import ConfigError
-from omniload.base.writing import open_log, write_whole
+from omniload.base.writing import free_in, open_log, write_whole
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -118,3 +119,20 @@ def test_a_system_that_syncs_no_folders_is_no_fault_of_the_disk(
         write_whole(tmp_path / "file", b"one", durable=True)
 
     assert (tmp_path / "file").read_bytes() == b"one"
+
+
+@pytest.mark.parametrize(
+    ("files", "more", "said"),
+    [
+        (8, 0, "4096 bytes (4 KiB) are free there, but all 8 files that fit are there"),
+        (8, 1, "4096 bytes (4 KiB) are free there"),
+        (0, 0, "4096 bytes (4 KiB) are free there"),
+    ],
+)
+def test_a_disk_that_takes_no_further_file_says_so_beside_its_free_space(
+    tmp_path, monkeypatch, files, more, said
+):
+    room = SimpleNamespace(f_bavail=4, f_frsize=1024, f_files=files, f_favail=more)
+    monkeypatch.setattr(writing.os, "statvfs", lambda _: room)
+
+    assert free_in(tmp_path) == said
