@@ -36,8 +36,8 @@ _INTERFACE = re.compile(r"[^\s/:]{1,15}")
 """What the kernel takes for the name of an interface."""
 _NUMBERS = re.compile(r"[0-9./]+")
 _LARGEST_PORT = 65_535
-_LEAST_JOURNAL_STEPS = 2_048
-"""Twice as many as may be planned ahead, and as lie between two bases of a journal."""
+_LEAST_JOURNAL_STEPS, _MOST_JOURNAL_STEPS = 2_048, 1 << 40
+"""The least: twice as many as may be planned ahead, and as lie between two bases of a journal."""
 _BUCKETS = frozenset({"s3", "gs", "gcs", "abfs", "abfss"})
 """Stores whose URLs name a bucket or a container first."""
 
@@ -218,10 +218,9 @@ class RuntimeConfig(StrictModel):
     journal: str = ""
     """Where a run with a folder (``run_dir``) keeps its journal instead of in that folder: the URL of a store, such as
     ``s3://BUCKET/FOLDER`` or ``hdfs://...``. The journal is stored there under the name of the run's folder."""
-    journal_steps: int = Field(default=0, ge=0)
+    journal_steps: int = Field(default=0, ge=0, le=_MOST_JOURNAL_STEPS)
     """Number of last steps that the journal of a run with a folder keeps at least, such as 20_000; 0 keeps all. It has
-    at most twice as many. Earlier steps can be neither audited nor resumed from, so keep more than lie between two
-    checkpoints."""
+    at most twice as many. Earlier steps can be neither audited nor compared."""
     address: str = ""
     """A running Ray to use instead of starting one: ``HOST:PORT``, or ``auto`` for the Ray of this machine."""
     lifetime: Literal["owned", "detached"] = "owned"
