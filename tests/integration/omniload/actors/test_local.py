@@ -14,7 +14,7 @@ from omniload.base.errors import ConfigError, IntegrityError, StateError, Unavai
 from omniload.base.metrics import REGISTRY
 from omniload.batch.digest import batch_digest, combined
 from omniload.client import Client
-from omniload.machine import messages
+from omniload.machine.plans import windows
 from omniload.mix.deficit import integer_weights
 from omniload.mix.journal.place import JOURNAL_NAME
 from omniload.mix.journal.reading import read_extent, read_journal, state_before
@@ -149,7 +149,7 @@ def test_the_journal_leads_to_the_state_of_the_client(tmp_path):
 
 
 def test_a_run_that_keeps_its_last_steps_resumes_exactly_and_is_short(tmp_path, monkeypatch):
-    monkeypatch.setattr(messages, "_BASE_EVERY", 4)
+    monkeypatch.setattr(windows, "_BASE_EVERY", 4)
     mix = a_corpus(tmp_path)
     whole = digests_of(a_spec(tmp_path, mix), 70)
     # Few, so that few steps show it; a mix file gives 2,048 at least.
