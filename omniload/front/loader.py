@@ -314,7 +314,7 @@ class Loader:
             with SignalsHeld(), ExitStack() as stack:
                 self._client = self._open_client(stack, self._state)
                 if self._facts.gives_way:
-                    stack.enter_context(giving_way(self._give_way))
+                    stack.enter_context(giving_way(self._client.state_dict, self._give_way))
                 self._stack = stack.pop_all()
             if self._facts.is_alone:
                 self._dropped = weakref.finalize(self, close_dropped, self._pid, self._stack.close)
@@ -323,10 +323,10 @@ class Loader:
                 self._end_plane()  # type: ignore[unreachable]
         return self._client
 
-    def _give_way(self) -> None:
-        """End the plane; the next batch opens it anew, at the same place."""
-        if self._client is not None:
-            self._state = self._client.state_dict()
+    def _give_way(self, state: JsonObject | None) -> None:
+        """End the plane; the next batch opens it anew at ``state``, and is refused if that is lost."""
+        if self._pid == os.getpid():  # a fork ends nothing of its parent's
+            self._state, self._closed = state, self._closed or state is None
             self._end_plane()
 
     def _refuse_copy(self) -> None:

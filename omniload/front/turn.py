@@ -8,23 +8,48 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from omniload.base.errors import StateError
+from omniload.base.errors import OmniloadError, StateError
+from omniload.base.log import get_logger
+from omniload.base.state import JsonObject
 
 __all__ = ["giving_way", "take_turn", "take_turn_to_train"]
 
+_LOG = get_logger(__name__)
 _TURN = threading.Lock()
 _EVALUATIONS: list[Callable[[], None]] = []
 """What ends the plane of each open evaluation of several ranks, in the order of opening, the same on every rank."""
 
 
 @contextmanager
-def giving_way(end: Callable[[], None]) -> Iterator[None]:
-    """Have ``end`` called when a training wants the turn. Also keeps the loader alive: other ranks may need it."""
-    _EVALUATIONS.append(end)
+def giving_way(
+    state_of: Callable[[], JsonObject], end: Callable[[JsonObject | None], None]
+) -> Iterator[None]:
+    """Have a plane end when a training wants the turn. Also keeps the loader alive: other ranks may need it.
+
+    Args:
+        state_of: Asks the plane for the state.
+        end: Ends the plane, given the state; ``None`` if it is lost.
+    """
+
+    def give_way() -> None:
+        try:
+            state = state_of()
+        except OmniloadError as error:
+            # Rank 0, which has the plane, waits for each rank only so long. The training needs nothing of it.
+            _LOG.warning(
+                "an evaluation gives way to a training, but where it was is lost, so it gets no batch any more: its "
+                "data plane has ended (%s). Have ranks wait for one another before they open the training, as by "
+                "torch.distributed.barrier()",
+                error,
+            )
+            state = None
+        end(state)
+
+    _EVALUATIONS.append(give_way)
     try:
         yield
     finally:
-        _EVALUATIONS.remove(end)
+        _EVALUATIONS.remove(give_way)
 
 
 def take_turn(stack: ExitStack) -> None:

@@ -5,7 +5,7 @@ import gc
 import os
 import threading
 import weakref
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -298,6 +298,52 @@ def test_an_evaluation_gives_way_to_a_training_and_goes_on_where_it_was_even_if_
         with pytest.raises(StateError, match="has a loader over several ranks open already"):
             Loader(trains, form).start()
     kept.close()
+
+
+def opened_to_evaluate():
+    """Return a loader of an evaluation, and its planes."""
+    planes = Planes()
+
+    def opens(stack, state):
+        take_turn(stack)
+        return planes(stack, state)
+
+    return Loader(opens, BatchForm(arrays=NumpyArrays()), MixFacts(gives_way=True)), planes
+
+
+def test_an_evaluation_whose_place_is_lost_gives_way_too_and_gets_no_batch_any_more(
+    monkeypatch, caplog
+):
+    """As on a rank that opens the training later than rank 0 waits for it: rank 0 has ended the evaluation's plane."""
+
+    def is_gone(_):
+        raise UnavailableError("Ray has ended on this host")
+
+    monkeypatch.setattr(FakeClient, "state_dict", is_gone)
+    evaluation, planes = opened_to_evaluate()
+    evaluation.next_batch()
+
+    with ExitStack() as training:
+        take_turn_to_train(training)
+
+        assert len(planes.ended) == 1
+        assert "its data plane has ended (Ray has ended on this host)" in caplog.text
+        with pytest.raises(StateError, match="the loader is closed"):
+            evaluation.next_batch()
+
+
+def test_a_training_of_a_fork_ends_no_evaluation_of_its_parent(monkeypatch):
+    evaluation, planes = opened_to_evaluate()
+    evaluation.next_batch()
+
+    here = os.getpid()
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: here + 1)
+        with pytest.raises(StateError, match="has a loader over several ranks open already"):
+            take_turn_to_train(ExitStack())
+
+    assert not planes.ended
+    evaluation.close()
 
 
 def test_a_thread_that_looks_at_a_loader_waits_for_the_plane_that_another_opens(monkeypatch):
