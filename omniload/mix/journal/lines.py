@@ -225,8 +225,9 @@ def sound_lines(path: Path | JournalStorage, since: Since | None = None) -> Iter
                 )
             text, _, checksum = line.rstrip(b"\n").rpartition(b"\t")
             if _checksum(before, text) != checksum:
-                # A line is torn only if nothing follows it; anywhere else it is damaged.
-                if _is_torn(line, text) and not file.read(1):
+                # Without its end it was the last line as it was read, whatever was written since. A line with a hole,
+                # as a power cut leaves it, is torn only if nothing follows it; anywhere else it is damaged.
+                if not line.endswith(b"\n") or (not _is_json(text) and not file.read(1)):
                     break  # incomplete: its batch was never handed out
                 if _reads_otherwise(path, at - len(last), last + line):
                     break  # steps were taken back meanwhile: up to here, this is the former content
@@ -309,12 +310,9 @@ def _checksum(before: bytes, text: bytes) -> bytes:
     return digest.hexdigest().encode()
 
 
-def _is_torn(line: bytes, text: bytes) -> bool:
-    """Return whether a last line is incomplete: its end is missing, or a power cut left a hole in it."""
-    if not line.endswith(b"\n"):
-        return True
+def _is_json(text: bytes) -> bool:
     try:
         orjson.loads(text)
     except orjson.JSONDecodeError:
-        return True
-    return False
+        return False
+    return True

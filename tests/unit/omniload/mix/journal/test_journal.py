@@ -1,6 +1,7 @@
 """The journal: what survives a kill, what is refused, and how records fold back into states."""
 
 import errno
+import io
 import os
 import subprocess
 import sys
@@ -83,6 +84,34 @@ def test_a_line_torn_by_a_kill_is_cut_off(tmp_path, torn):
     kept = steps_in(path)[1]
 
     assert kept == ([0, 1, 2] if torn == 1 else [0, 1])
+
+
+class GrowingFile(io.BytesIO):
+    """A file that gets the rest of its bytes just after a reader has found its end."""
+
+    def __init__(self, content, found_bytes):
+        super().__init__(content)
+        self.end, self.rest = found_bytes, [len(content)]
+
+    def readinto(self, buffer):
+        data = self.read(min(len(buffer), self.end - self.tell()))
+        buffer[: len(data)] = data
+        if not data and self.rest:
+            self.end = self.rest.pop()
+        return len(data)
+
+
+def test_a_line_that_is_being_written_as_it_is_read_is_not_damaged(tmp_path, monkeypatch):
+    path = a_journal(tmp_path / "j", states(4))
+    whole = path.read_bytes()
+
+    def growing(_):
+        return io.BufferedReader(GrowingFile(whole, len(whole) - 30))
+
+    storage = FileStorage(path)
+    monkeypatch.setattr(FileStorage, "opened", growing)
+
+    assert steps_in(storage)[1] == [0, 1]
 
 
 def test_a_journal_torn_in_its_first_line_is_empty(tmp_path):
