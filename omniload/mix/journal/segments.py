@@ -374,9 +374,10 @@ def _read(store: Store, folder: str, extents: list[Extent], start: int, stop: in
 
 
 def _remove(store: Store, folder: str) -> None:
-    # From its end, so that the rest is the beginning of a journal at any moment.
-    for entry in sorted(store.listing(folder), key=lambda each: each.name, reverse=True):
+    # From its end, and a mark last, so that the rest is the beginning of a journal at any moment.
+    names = sorted((entry.name for entry in store.listing(folder)), reverse=True)
+    for name in sorted(names, key=lambda name: Mark.named(name) is not None):
         with suppress(FileNotFoundError):
-            store.remove(f"{folder}/{entry.name}")
+            store.remove(f"{folder}/{name}")
     with suppress(OSError):  # an object store has no empty folders
         store.remove_directory(folder)

@@ -12,7 +12,8 @@ from omniload.mix.journal import journal, object_storage, segments
 from omniload.mix.journal.journal import Journal
 from omniload.mix.journal.object_storage import ObjectStorage
 from omniload.mix.journal.reading import read_journal, read_tail
-from omniload.mix.journal.segments import Life, Merging, Segment, moved_aside
+from omniload.mix.journal.segments import Life, Listed, Mark, Merging, Segment, moved_aside
+from omniload.mix.journal.storage import Since
 from tests.support.plane.journals import NAMES, PRINT, opened, records_between, states
 
 FEW = 3
@@ -175,6 +176,29 @@ def test_wherever_a_start_ends_as_it_moves_a_journal_aside_the_longest_stays_who
             assert set(journals_aside(store)) == {"aside-2"}
             return
     raise AssertionError("it has no end")
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_journal_that_begins_at_a_mark_can_be_read_wherever_its_removal_ends(is_done):
+    """What is left of it must be known as the beginning of the other one, so that the next start removes it."""
+    for end in itertools.count(1):
+        store = EndingStore()
+        for count, folder in ((3, "aside-1"), (9, "aside-2")):
+            aside(store, b"one", count)
+            first, *_ = ObjectStorage(store).extents()
+            mark = Mark(Since(first.stop, b"0" * 16), first.segment.life)
+            store.publish(f"lines/{mark.name}", b"")
+            store.remove(f"lines/{first.segment.name}")
+            if folder == "aside-1":
+                store.rename("lines", folder)
+        store.ends_at, store.is_done = store.changes + 1 + end, is_done  # behind the rename
+        try:
+            assert moved_aside(store, "lines") == "aside-2"
+        except EndedError:
+            Listed.of(store.listing("aside-1")).extents()
+        else:
+            break
+    assert end > 3
 
 
 def appended(log, first, told):
