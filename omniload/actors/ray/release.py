@@ -12,7 +12,7 @@ from typing_extensions import override
 import omniload
 from omniload.base.errors import ConfigError
 
-__all__ = ["Release", "other_release", "require_own_release"]
+__all__ = ["Release", "code_in", "other_release", "require_own_release"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +30,26 @@ class Release:
     def own(cls) -> Self:
         """Return the release of this process; the modules are read once, which takes 10 ms."""
         folder = Path(omniload.__file__).parent
-        digest = hashlib.blake2b(digest_size=8)
-        for module in sorted(folder.rglob("*.py")):
-            content = module.read_bytes()
-            digest.update(f"{module.relative_to(folder)} {len(content)} ".encode())
-            digest.update(content)
-        return cls(omniload.__version__, digest.hexdigest(), f"{folder} on {socket.gethostname()}")
+        place = f"{folder} on {socket.gethostname()}"
+        return cls(omniload.__version__, code_in(folder), place)
 
     @override
     def __str__(self) -> str:
         return f"{self.version} with code {self.code}"
+
+
+def code_in(folder: Path) -> str:
+    """Return a digest of the modules in a folder."""
+    digest = hashlib.blake2b(digest_size=8)
+    for module in sorted(folder.rglob("*.py")):
+        name = module.relative_to(folder)
+        # Editors and file systems put other things beside modules, such as Emacs the link ``.#loader.py`` to nothing.
+        if any(part.startswith(".") for part in name.parts):
+            continue
+        content = module.read_bytes()
+        digest.update(f"{name} {len(content)} ".encode())
+        digest.update(content)
+    return digest.hexdigest()
 
 
 def other_release(found: Release | None, role: str) -> str:
