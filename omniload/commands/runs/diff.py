@@ -103,6 +103,8 @@ def diff(one: Path, other: Path, as_json: bool) -> None:
             else f"step {step:,} is the first with other samples"
         )
         say(console, f"{common:,} steps are in both journals; {said}")
+    elif all(side.fingerprint for side in sides):
+        say(console, "no step is in both journals, so no samples were compared")
 
 
 def _said_of_keys(sides: tuple[_Side, _Side]) -> str:

@@ -59,6 +59,7 @@ def test_runs_are_compared_by_their_data_and_the_first_step_of_other_samples(mix
     history = History(load_mix(mix_path)[0])
     state = state_json_at(history, *read_journal(tmp_path / "one" / "journal.jsonl", 7), 7)
     a_run(tmp_path / "later", mix_path, state=state)
+    a_run(tmp_path / "early", mix_path, steps=3)
 
     again = json_of("diff", tmp_path / "one", tmp_path / "again")
     later = json_of("diff", tmp_path / "later", tmp_path / "one")
@@ -68,6 +69,8 @@ def test_runs_are_compared_by_their_data_and_the_first_step_of_other_samples(mix
     # Its journal begins at step 7, with the state from which the run in another folder resumed.
     assert (later["steps_compared"], later["fingerprint"]) == (5, [])
     assert later["samples_differ_from_step"] is None
+    apart = run_mix("diff", tmp_path / "early", tmp_path / "later").stdout
+    assert "no step is in both journals, so no samples were compared\n" in apart
     assert other["samples_differ_from_step"] == other["shares_differ_from_step"] == 5
     assert [each["key"] for each in other["fingerprint"]] == ["mix"]
 
