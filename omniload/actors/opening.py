@@ -1,5 +1,6 @@
 """Open the data plane that a mix file asks for."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from omniload.actors.address import Gather
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from omniload.actors.local.plane import LocalPlane
     from omniload.actors.ray.plane import RayPlane
 
-__all__ = ["open_plane", "open_ray_plane", "runtime_of"]
+__all__ = ["open_plane", "open_ray_plane", "require_ray", "runtime_of"]
 
 
 def runtime_of(spec: PlaneSpec) -> str:
@@ -49,9 +50,20 @@ def open_ray_plane(spec: PlaneSpec, gather: Gather | None = None) -> "RayPlane":
         ConfigError: As for ``open_plane``.
         StateError: As for ``open_plane``, or this process uses Ray already.
     """
-    try:
-        from omniload.actors.ray.plane import RayPlane  # noqa: PLC0415 -- an extra, absent for local users
-    except ModuleNotFoundError as error:
-        raise missing_extra("runtime.kind ray, which several ranks take,", error) from error
+    require_ray()
+    from omniload.actors.ray.plane import RayPlane  # noqa: PLC0415 -- an extra, absent for local users
+
     with SignalsHeld():
         return RayPlane(spec, gather)
+
+
+def require_ray() -> None:
+    """Refuse a plane of several ranks if Ray is not installed; call it before an import of our part for Ray.
+
+    Raises:
+        ConfigError: It is not, and the message has the line that installs it.
+    """
+    try:
+        import_module("omniload.actors.ray.environment")
+    except ModuleNotFoundError as error:
+        raise missing_extra("runtime.kind ray, which several ranks take,", error) from error

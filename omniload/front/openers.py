@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from omniload.actors.address import PlaneAddress
 from omniload.actors.local.plane import LocalPlane
-from omniload.actors.opening import open_ray_plane
+from omniload.actors.opening import open_ray_plane, require_ray
 from omniload.actors.plane import DataPlane, PlaneSpec, RankHandle
 from omniload.base.errors import ConfigError, StateError
 from omniload.base.extras import missing_extra
@@ -216,6 +216,7 @@ class OpenTogether(OpenClient):
         )
 
     def _join(self, stack: ExitStack, meeting: Meeting, spec: PlaneSpec) -> Client:
+        require_ray()
         from omniload.actors.ray.environment import miss_hosts_soon  # noqa: PLC0415 -- an extra
         from omniload.actors.ray.hosts.members import MemberNode, listening_of  # noqa: PLC0415
         from omniload.actors.ray.layout import store_bytes  # noqa: PLC0415

@@ -9,6 +9,7 @@ from typing import Literal
 from typing_extensions import override
 
 from omniload.actors.address import PlaneAddress
+from omniload.actors.opening import require_ray
 from omniload.base.errors import ConfigError, ShownAtOnce
 from omniload.base.linux.network import host_id
 from omniload.base.state import Json
@@ -93,6 +94,7 @@ class _JoinServed(OpenClient):
             raise ConfigError(
                 "a rank that joins takes the step that comes next for all; give the state to omniload.serve"
             )
+        require_ray()
         from omniload.actors.ray.rank.joining import handle_in, node_for_rank  # noqa: PLC0415 -- an extra
         from omniload.actors.ray.tokens import use_given_token, use_token  # noqa: PLC0415
 

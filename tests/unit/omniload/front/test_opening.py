@@ -1,6 +1,7 @@
 """Refusals of ``omniload.open`` before a source is touched."""
 
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -183,3 +184,23 @@ def test_a_rank_is_handed_images_of_its_own_where_a_strategy_deals_them(strategy
     form = form_at(BatchForm(arrays=NumpyArrays()), place, 2, mix)
 
     assert (form.peer, form.ranks) == (peer, ranks)
+
+
+def test_a_rank_that_cannot_join_because_ray_is_missing_has_the_line_that_installs_it(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "a.txt").write_text("some text")
+    monkeypatch.delitem(sys.modules, "omniload.actors.ray.environment", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    (tmp_path / "meet").mkdir()
+    mix = {**MIX, "sources": {"web": {"type": "text", "path": str(tmp_path / "*.txt")}}}
+
+    with (
+        omniload.open(
+            mix, rank=1, world_size=2, address=str(tmp_path / "meet"), arrays="numpy"
+        ) as loader,
+        pytest.raises(
+            ConfigError, match=r"needs the package ray.*pip install 'omniload-data\[ray\]'"
+        ),
+    ):
+        loader.next_batch()
