@@ -7,14 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
-from rich.table import Table
 from rich.text import Text
 
 from omniload.base.errors import ConfigError, OmniloadError, UnavailableError
 from omniload.base.linux.network import listening_address
 from omniload.base.settings.paths import path_from
 from omniload.base.units import counted, format_bytes
-from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
+from omniload.commands.display import Cell, FittedTable, colour_of, emit_json, output, say, table
 from omniload.commands.faults import (
     bears_none,
     doubts_of_tokenizer,
@@ -295,7 +294,7 @@ def _sizes(mix: MixConfig, found: Sequence[FoundSource]) -> SourceSizes:
     )
 
 
-def _sources_table(found: Sequence[FoundSource]) -> Table:
+def _sources_table(found: Sequence[FoundSource]) -> FittedTable:
     columns = [("source", False), ("format", False)]
     columns += [(heading, True) for heading in ("shards", "units", "records", "stored")]
     rows: list[list[Cell]] = [

@@ -4,14 +4,15 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 import click
 import orjson
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
+from rich.measure import measure_renderables
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.style import Style
 from rich.table import Table
@@ -22,10 +23,12 @@ from omniload.base.message_text import message_text
 __all__ = [
     "Cell",
     "Column",
+    "FittedTable",
     "bar",
     "colour_of",
     "emit_json",
     "excerpt",
+    "fitted_widths",
     "letter_of",
     "lines_of",
     "output",
@@ -45,6 +48,8 @@ Column: TypeAlias = tuple[str, bool]
 _FIRST_LINE_S = 10.0
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "bright_cyan", "bright_green")
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
+_GAP = 2
+_LONG_WORD = 20
 _WIDTH_WITHOUT_TERMINAL = 120
 
 
@@ -132,20 +137,96 @@ def lines_of(
     return advance
 
 
-def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> Table:
+@dataclass(frozen=True, slots=True)
+class FittedTable:
+    """A table that breaks no word of up to 20 characters, and no cell with ``no_wrap``, however narrow the terminal.
+
+    What does not fit between lines is set without them, and what does not fit then either, as a paragraph for each row.
+    """
+
+    title: Text
+    columns: Sequence[tuple[Text, bool]]
+    """Heading of each column, and whether it contains numbers."""
+    rows: Sequence[Sequence[Text]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the first of the three forms that fits."""
+        unbounded = options.update(width=1 << 16)
+        found = [
+            measure_renderables(console, unbounded, [heading, *(row[at] for row in self.rows)])
+            for at, (heading, _) in enumerate(self.columns)
+        ]
+        widths = [each.maximum for each in found]
+        # A cell of prose has about three lines, because it would be a column of single words otherwise.
+        floors = [min(_LONG_WORD, max(each.minimum, -(-each.maximum // 3))) for each in found]
+        for row in self.rows:
+            whole = (cell.cell_len if cell.no_wrap else 0 for cell in row)
+            floors = list(map(max, floors, whole))
+        lines = 3 * len(widths) + 1
+        if between := fitted_widths(floors, widths, options.max_width - lines):
+            yield self._laid_out(Table(), between)
+        elif without := fitted_widths(floors, widths, options.max_width - _GAP * (len(widths) - 1)):
+            yield self._laid_out(Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False), without)
+        else:
+            yield from self._paragraphs(options.max_width)
+
+    def _laid_out(self, laid: Table, widths: Sequence[int]) -> Table:
+        laid.title, laid.title_justify, laid.header_style = self.title, "left", "dim"
+        for (heading, is_number), width in zip(self.columns, widths, strict=True):
+            # Folded and not cut, because a path or a name that ends in dots cannot be copied.
+            justify: JustifyMethod = "right" if is_number else "left"
+            laid.add_column(heading, justify=justify, overflow="fold", width=width)
+        for row in self.rows:
+            laid.add_row(*row)
+        return laid
+
+    def _paragraphs(self, width: int) -> Iterator[Text]:
+        """Yield the lines of each row: every cell that is not empty, behind its heading."""
+        if self.title:
+            yield self.title
+        for row in self.rows:
+            line = Text(overflow="fold")
+            for (heading, _), cell in zip(self.columns, row, strict=True):
+                if not cell:
+                    continue
+                pair = Text.assemble((heading.plain, "dim"), " " if heading else "", cell)
+                if line and line.cell_len + _GAP + pair.cell_len > width:
+                    yield line
+                    line = Text(" " * _GAP, overflow="fold")
+                elif line:
+                    line.append(" " * _GAP)
+                line.append_text(pair)
+            yield line
+
+
+def fitted_widths(floors: Sequence[int], widths: Sequence[int], room: int) -> Sequence[int] | None:
+    """Narrow columns until they fit, the widest first; None if their floors do not fit.
+
+    Args:
+        floors: Least width of each column.
+        widths: Width of each column in which no cell is broken; at least its floor.
+        room: Cells for all columns together.
+    """
+    if sum(floors) > room:
+        return None
+    fitted = list(widths)
+    for _ in range(sum(widths) - room):
+        spare = (at for at, floor in enumerate(floors) if fitted[at] > floor)
+        fitted[max(spare, key=fitted.__getitem__)] -= 1
+    return fitted
+
+
+def table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> FittedTable:
     """Lay out a table; strings are shown as they are, never as markup."""
     # As ``Text``: in a plain string, rich would take [...] for markup, and ``diff`` has paths in its headings.
-    laid = Table(title=Text(message_text(title), "bold"), title_justify="left", header_style="dim")
-    for heading, numeric in columns:
-        # Folded and not cut, because a path or a name that ends in dots cannot be copied.
-        laid.add_column(
-            Text(message_text(heading)), justify="right" if numeric else "left", overflow="fold"
-        )
-    for row in rows:
-        laid.add_row(
-            *(cell if isinstance(cell, Text) else Text(message_text(cell)) for cell in row)
-        )
-    return laid
+    return FittedTable(
+        Text(message_text(title), "bold"),
+        [(Text(message_text(heading)), is_number) for heading, is_number in columns],
+        [
+            [cell if isinstance(cell, Text) else Text(message_text(cell)) for cell in row]
+            for row in rows
+        ],
+    )
 
 
 def colour_of(source: int) -> str:

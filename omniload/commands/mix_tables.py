@@ -5,12 +5,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from omniload.base.state import Json, JsonObject
 from omniload.base.units import counted, format_count
-from omniload.commands.display import Cell, bar, colour_of, say, table
+from omniload.commands.display import Cell, FittedTable, bar, colour_of, say, table
 from omniload.commands.runs.tag_shares import tag_table, tags_json
 from omniload.mix.config import MixConfig, Stage
 from omniload.mix.edits.history import History
@@ -56,7 +55,7 @@ _WARNINGS_SHOWN = 10
 _MUCH_REPEATED = 0.01
 
 
-def shares_table(mix: MixConfig) -> Table:
+def shares_table(mix: MixConfig) -> FittedTable:
     """Lay out the normalised weight of each source at every step where weights start or stop to change, or amounts."""
     if (amounts := mix.mix.amounts) is not None:
         wanted: list[list[Cell]] = [
@@ -257,7 +256,7 @@ def print_stats(console: Console, file: Path, stats: Stats) -> None:
             f"{source.lengths.quantile(0.5):,}",
             f"{source.lengths.quantile(0.99):,}",
             f"{source.lengths.longest:,}",
-            Text(_heights(source.lengths.by_doubling(), most), colour_of(s)),
+            Text(_heights(source.lengths.by_doubling(), most), colour_of(s), no_wrap=True),
         ]
         for s, source in enumerate(stats.sources[:MOST_ROWS])
     ]

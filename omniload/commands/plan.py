@@ -7,8 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 import click
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from omniload.actors.plane import PlaneSpec
@@ -299,7 +298,7 @@ def _source_cells(
     yield Text(f"{total.epochs_S[s]:.2f}", "yellow" if total.epochs_S[s] > 1 else "")
 
 
-def _figures_table(rehearsed: FirstSteps) -> Table:
+def _figures_table(rehearsed: FirstSteps) -> RenderableType:
     steps = rehearsed.steps
     quotients: list[tuple[str, list[float]]] = [
         ("heaviest rank over the mean, rows in order", [step.imbalance_before for step in steps]),

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 from rich.text import Text
 
 from omniload.base.errors import ConfigError
@@ -134,7 +135,7 @@ def preview(  # noqa: PLR0913 -- options
     console = output()
     in_colour = shows_colours(console)
     for row in shown:
-        console.print(*_row_text(row, spec.mix.pack.length, texts, in_colour=in_colour), sep="\n")
+        console.print(*_row_text(row, spec.mix.pack.length, texts, console), sep="\n")
     legend = Text("sources: ")
     for s, name in enumerate(spec.mix.names):
         legend.append(f"{'█' if in_colour else letter_of(s)} {name}  ", colour_of(s))
@@ -253,7 +254,7 @@ def _record(document: _Document) -> str:
     return f"{document.position}" + (f".{document.sub}" if document.sub else "")
 
 
-def _row_text(row: _Row, capacity: int, texts: SampleTexts, *, in_colour: bool) -> list[object]:
+def _row_text(row: _Row, capacity: int, texts: SampleTexts, console: Console) -> list[object]:
     documents = row.documents
     lengths = [document.length for document in documents]
     sources = [document.source_number for document in documents]
@@ -284,7 +285,13 @@ def _row_text(row: _Row, capacity: int, texts: SampleTexts, *, in_colour: bool) 
     return [
         table(title, columns, cells),
         *([Text(f"... and {counted(more, 'more document')}")] if more > 0 else []),
-        row_bar(lengths, sources, capacity, _BAR_WIDTH, in_colour=in_colour),
+        row_bar(
+            lengths,
+            sources,
+            capacity,
+            min(_BAR_WIDTH, console.width),
+            in_colour=shows_colours(console),
+        ),
         Text(excerpt(f"cu_seqlens {bounds}", _BAR_WIDTH + 20), "dim"),
         "",
     ]

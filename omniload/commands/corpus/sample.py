@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 import yaml
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from omniload.base.errors import ConfigError
@@ -16,6 +15,7 @@ from omniload.base.units import counted, format_bytes, format_count
 from omniload.base.writing import write_whole
 from omniload.commands.display import (
     Cell,
+    FittedTable,
     colour_of,
     emit_json,
     output,
@@ -212,7 +212,7 @@ def _print(console: Console, corpus: SampleCorpus, mix_path: Path) -> None:
     say(console, f"corpus {how}: {corpus.folder}, {vocabulary}; mix file {mix_path}")
 
 
-def _sources_table(sources: Sequence[SampleSource]) -> Table:
+def _sources_table(sources: Sequence[SampleSource]) -> FittedTable:
     columns = [("source", False), ("files", False)]
     columns += [(heading, True) for heading in ("documents", "text", "stored", "tokens")]
     columns += [("mean length", True), ("longest", True)]
@@ -236,7 +236,7 @@ def _sources_table(sources: Sequence[SampleSource]) -> Table:
     return table(counted(len(sources), "source"), columns, rows)
 
 
-def _histogram(sources: Sequence[SampleSource]) -> Table:
+def _histogram(sources: Sequence[SampleSource]) -> FittedTable:
     """Lay out the lengths of documents, and their shares of the tokens: a few documents hold most tokens."""
     most = max(len(source.lengths_log2) for source in sources)
     counts = [

@@ -10,12 +10,11 @@ from typing import Any
 import click
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from omniload.base.log import last_line_of, log_name, logs_folder
 from omniload.base.units import counted, format_bytes
-from omniload.commands.display import Cell, output, table
+from omniload.commands.display import Cell, FittedTable, output, table
 from omniload.commands.runs.looks import OLD_S
 from omniload.machine.scaling.measured import Reading
 from omniload.machine.status import PlaneStatus, RoleLine
@@ -101,7 +100,7 @@ def watch_until_interrupted(view: Callable[[], RenderableType], *, once: bool) -
             return
 
 
-def _roles_table(status: PlaneStatus, full: str) -> Table:
+def _roles_table(status: PlaneStatus, full: str) -> FittedTable:
     """Return all roles as a table; if the status is old, the reason stands above it."""
     # The host that wrote the status has a clock of its own, which may be ahead.
     age_s = max(0.0, time.time() - status.written_at)

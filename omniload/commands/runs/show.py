@@ -7,14 +7,13 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from omniload.actors.status_file import read_status
 from omniload.base.errors import StateError
 from omniload.base.state import JsonObject
 from omniload.base.units import counted, format_count
-from omniload.commands.display import Cell, colour_of, emit_json, output, say, table
+from omniload.commands.display import Cell, FittedTable, colour_of, emit_json, output, say, table
 from omniload.commands.mix_tables import stages_by_epochs_json
 from omniload.commands.options import json_option, run_argument
 from omniload.commands.runs.diagnosis import said_of_loaders
@@ -240,7 +239,7 @@ def _pace_of(run: Path) -> _Pace:
 
 def _sources_of(
     progress: RunProgress, skipped: Mapping[str, int], losses: Mapping[str, SourceLoss]
-) -> Table:
+) -> FittedTable:
     unit = f"{progress.level}s"
     rows: list[list[Cell]] = [
         [

@@ -3,11 +3,9 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from rich.table import Table
-
 from omniload.base.state import JsonObject
 from omniload.base.units import format_count
-from omniload.commands.display import Cell, excerpt, table
+from omniload.commands.display import Cell, FittedTable, excerpt, table
 from omniload.mix.columns import TagValue
 from omniload.source.survey.tag_shares import Counted, TagShares
 
@@ -35,7 +33,7 @@ def tags_json(tags: Sequence[TagShares]) -> JsonObject:
     }
 
 
-def tag_table(shares: TagShares) -> Table:
+def tag_table(shares: TagShares) -> FittedTable:
     """Lay out the shares of a tag in the tokens of a run, the largest first."""
     rows: list[list[Cell]] = [
         [

@@ -309,6 +309,18 @@ def test_preview_decodes_text_and_draws_rows(mix_path):
     assert "rank 1, microbatch 0, row" in result.stdout
 
 
+def test_preview_draws_each_row_on_one_line_of_a_narrow_terminal(mix_path, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+
+    result = run_mix("preview", mix_path, "--rows", 4)
+
+    assert result.stdout.count("cu_seqlens") == 4
+    lines = re.findall("^[A-Ba-b·]+$", re.sub(r"\x1b\[[0-9;]*m", "", result.stdout), re.MULTILINE)
+    assert [len(line) for line in lines] == [60] * 4
+
+
 def test_preview_past_the_end_of_the_data_is_refused(tmp_path):
     stages = [{"from_step": 0, "weights": {"ids": 1, "text": 1}}]
     path = a_mix_file(tmp_path, mix={"stages": stages, "stop": "first_exhausted"})

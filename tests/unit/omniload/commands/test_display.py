@@ -10,12 +10,14 @@ import numpy as np
 import orjson
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from omniload.commands.display import (
     bar,
     colour_of,
     emit_json,
     excerpt,
+    fitted_widths,
     lines_of,
     progress,
     row_bar,
@@ -102,6 +104,63 @@ def test_numbers_are_set_flush_right():
     lines = printed(table("t", [("n", True)], [["1"], ["1000"]])).splitlines()
 
     assert "│    1 │" in lines[4]
+
+
+def a_table(columns, cell):
+    headings = [(f"heading{n}", True) for n in range(columns)]
+    return table("t", headings, [[cell] * columns])
+
+
+def test_a_table_that_fits_has_lines_between_its_columns():
+    assert "│    6,144 │" in printed(a_table(7, "6,144"))
+
+
+def test_a_table_too_wide_for_its_lines_is_set_without_them():
+    shown = printed(a_table(8, "6,144"))
+
+    assert "   6,144     6,144" in shown
+    assert "│" not in shown
+
+
+def test_a_table_too_wide_for_columns_is_a_paragraph_for_each_row_without_its_empty_cells():
+    rows = [["rank-0", "", *["6,144"] * 7], ["rank-1", *["x"] * 8]]
+    shown = printed(table("t", [(f"heading{n}", True) for n in range(9)], rows), width=40)
+
+    assert shown.splitlines()[:4] == [
+        "t",
+        "heading0 rank-0  heading2 6,144",
+        "  heading3 6,144  heading4 6,144",
+        "  heading5 6,144  heading6 6,144",
+    ]
+    assert "heading0 rank-1  heading1 x" in shown
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120])
+def test_no_form_of_a_table_breaks_a_word_or_is_wider_than_the_terminal(width):
+    said = "has built every step that was planned, and waits for the ranks"
+    columns = [("role", False), ("does", False), ("buffer", True), ("rate", True)]
+    shown = printed(
+        table("t", columns, [["constructor-0", said, "62 steps", "1.5 MiB/s"]]), width=width
+    )
+
+    words = shown.replace("│", " ").split()
+    assert {"constructor-0", *said.split(), "buffer", "MiB/s"} <= set(words)
+    assert max(map(len, shown.splitlines())) <= width
+
+
+def test_a_cell_that_is_drawn_stays_on_one_line():
+    drawn = Text("▁▃ ▅▅  █▂ ▁", no_wrap=True)
+
+    assert drawn.plain in printed(
+        table("", [("a", False), ("", False)], [["word " * 9, drawn]]), width=25
+    )
+
+
+def test_the_widest_columns_are_narrowed_first_and_none_below_its_floor():
+    assert fitted_widths([4, 4, 20], [4, 18, 60], 50) == [4, 18, 28]
+    assert fitted_widths([4, 4, 20], [4, 18, 60], 30) == [4, 6, 20]
+    assert fitted_widths([4, 4, 20], [4, 18, 60], 100) == [4, 18, 60]
+    assert fitted_widths([4, 4, 20], [4, 18, 60], 27) is None
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_a_long_table_says_how_much_it_leaves_out(sources, rows, last, capsys):
 
     output().print(shares)
 
-    assert shares.row_count == rows
+    assert len(shares.rows) == rows
     assert last in capsys.readouterr().out
 
 
