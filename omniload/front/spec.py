@@ -242,10 +242,12 @@ def _unknown(
         return f"no setting is called {name!r}; {_IN_ITS_PLACE[name]}"
     near = difflib.get_close_matches(name, [*places, *_OF_OPEN], n=1)
     meant = f"did you mean {near[0]!r}? " if near else ""
-    alone = sorted(n for n, p in places.items() if len(p) == 1 and p[0][1] == n)
+    short = {n: p for n, p in places.items() if p[0][1] == n}
+    # A short name that two sections have is refused, so the long ones stand for it.
+    usable = [n if len(p) == 1 else f"{s}_{n}" for n, p in short.items() for s, _ in p]
     return (
         f"no setting is called {name!r}; {meant}keywords are {', '.join(sorted(_OF_OPEN))}, and settings of the mix: "
-        f"{', '.join(alone)}"
+        f"{', '.join(sorted(usable))}"
     )
 
 

@@ -97,6 +97,11 @@ def test_sources_are_no_setting():
         with_settings(a_mix(), {"sources": {}})
 
 
+def test_the_list_of_settings_has_the_long_name_of_those_that_two_sections_have():
+    with pytest.raises(ConfigError, match=r"settings of the mix: .*balance_method.*, pack_method,"):
+        with_settings(a_mix(), {"no_such_thing": 1})
+
+
 def test_a_value_is_checked_with_the_whole_mix():
     with pytest.raises(ConfigError, match=r"runtime\.prefetch_steps: found -1; give at least 0"):
         with_settings(a_mix(), {"prefetch_steps": -1})
