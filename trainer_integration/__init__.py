@@ -51,7 +51,14 @@ def __getattr__(name: str) -> object:
     """Load what is offered when it is asked for: the command line imports this package without torch."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_PLACES[name]), name)
+    try:
+        return getattr(import_module(_PLACES[name]), name)
+    except ModuleNotFoundError as error:
+        from omniload.base.extras import missing_extra  # noqa: PLC0415 -- only where it is needed
+
+        # Still an error of an import, because scripts catch it to go on without.
+        said = str(missing_extra(f"{__name__}.{name}", error))
+        raise ModuleNotFoundError(said, name=error.name) from error
 
 
 def __dir__() -> list[str]:

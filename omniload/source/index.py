@@ -202,7 +202,7 @@ def _known_of(files: Sequence[ShardFile], kind: str, cache: IndexCache) -> dict[
             is_new = True
             share_places(_access_folder(own), _access_folder(path))
             said = "sources.%s: the index of another mix file knows %d of its files: %s"
-            _log.info(said, cache.source, len(found), path)
+            _log.debug(said, cache.source, len(found), path)
     if is_new:
         _save(own, files, known)
     return known
