@@ -20,6 +20,7 @@ from omniload.actors.ray.hosts.rank_claims import LostRanks, claim_for_guest, wa
 from omniload.actors.ray.layout import ranks_with_threads, require_threads
 from omniload.actors.ray.links.of_constructor import Loaders, Serving
 from omniload.actors.ray.links.of_planner import RayConstructorLink, RayLoaderLinks
+from omniload.actors.ray.release import Release
 from omniload.actors.roles.planned_counts import COUNTED
 from omniload.actors.roles.planner import PlannerShell
 from omniload.actors.roles.planner_metrics import serve_metrics
@@ -35,6 +36,8 @@ from omniload.mix.journal.room import Room
 from omniload.plan.world import World, WorldRank
 
 __all__ = ["PlannerActor", "PlannerOpening"]
+
+Release.own()  # now, because roles are forked from a process that has loaded this module
 
 _TAKE_OVER_S = 60.0
 """Longest wait for a loader to accept a take-over; it reads the samples afterwards."""
