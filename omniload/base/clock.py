@@ -92,8 +92,10 @@ class TimeOfDay:
 
     def now_s(self) -> float:
         """Return the time of day, never before one that was returned."""
+        said_s = time.time()
+        # Second: a pause of this thread between the two, in the other order, would put it ahead for good.
         monotonic_s = time.monotonic()
-        self._began_s = max(self._began_s, time.time() - monotonic_s)
+        self._began_s = max(self._began_s, said_s - monotonic_s)
         return self._began_s + monotonic_s
 
 

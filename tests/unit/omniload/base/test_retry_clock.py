@@ -1,10 +1,11 @@
 """Retrying and time that is handed in."""
 
 import threading
+import time
 
 import pytest
 
-from omniload.base.clock import LONGEST_WAIT_S, Deadline, FakeClock, SystemClock, wait_of
+from omniload.base.clock import LONGEST_WAIT_S, Deadline, FakeClock, SystemClock, TimeOfDay, wait_of
 from omniload.base.errors import ConfigError, IntegrityError, StateError, UnavailableError
 from omniload.base.retry import backoff_s, with_retries
 
@@ -148,3 +149,23 @@ def test_a_wait_within_a_limit_is_no_longer_than_what_is_left_and_late_turns_of_
 
     assert clock.slept_s == [1.5, 0.0]
     assert deadline.left_s() == -0.5
+
+
+def test_a_time_of_day_is_not_put_ahead_by_a_pause_between_two_looks_at_clocks(monkeypatch):
+    """Else what another process tells a moment later would seem to be from before."""
+    now_s, pauses = [1000.0], [0.0, 5.0, 0.0, 0.0]
+
+    def looked():
+        seen_s = now_s[0]
+        now_s[0] += pauses.pop(0)
+        return seen_s
+
+    told = TimeOfDay()
+    monkeypatch.setattr(time, "time", looked)
+    monkeypatch.setattr(time, "monotonic", looked)
+    pauses.insert(0, 5.0)  # after the first look
+    told.now_s()
+    told.now_s()
+
+    pauses[:] = [0.0, 0.0]
+    assert told.now_s() == now_s[0]
