@@ -309,7 +309,7 @@ class Loader:
     def _opened(self) -> Client | None:
         if self._client is None and not self._closed:
             # When a cell of a notebook runs again, folder and Ray still belong to the loader that this one replaces.
-            wait_for_dropped()
+            wait_for_dropped("the data plane of a loader that was dropped without close()")
             # If something fails, the open parts are closed here; otherwise the loader closes them later.
             with SignalsHeld(), ExitStack() as stack:
                 self._client = self._open_client(stack, self._state)

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _LOG = get_logger(__name__)
-_LEAVE_S = 5.0
+_LEAVE_S, _DROPPED_S = 5.0, 60.0
 _PATIENT_S, _AGAIN_S = 0.25, 1.0
 """Time before a read is first given up, and between later attempts."""
 _END_S = 3.0
@@ -299,11 +299,20 @@ def close_dropped(pid: int, close: Callable[[], object]) -> None:
         raise
 
 
-def wait_for_dropped() -> None:
-    """Wait until all that was dropped before is closed."""
+def wait_for_dropped(what: str) -> None:
+    """Wait until all that was dropped before is closed; ``what`` names it in the error.
+
+    Raises:
+        UnavailableError: It was not closed within a minute.
+    """
+    until_s = time.monotonic() + _DROPPED_S
     for ended in _closing.copy():
-        with ended:
-            pass
+        if not ended.acquire(timeout=max(0.0, until_s - time.monotonic())):
+            raise UnavailableError(
+                f"{what} is still being closed after {_DROPPED_S:.0f} s; see the log for what it waits for, or start "
+                "this process again"
+            )
+        ended.release()
 
 
 def _carry_out(call: Callable[[], Result], future: "Future[Result]") -> None:

@@ -188,8 +188,13 @@ class ObjectStorage(JournalStorage):
     def drop_before(self, since: Since) -> bool:
         assert self._life is not None, "claimed"
         mark = Mark(since, self._life)
-        with asking(self, self.folder, "written"):
+        try:
             self.store.publish(f"{_LINES}/{mark.name}", b"")
+        except (OSError, UnavailableError) as error:
+            # A long journal is no reason to stop, and the next base tries again.
+            _LOG.warning("%s stays long: %s", self, error)
+            return True
+        with asking(self, self.folder, "written"):
             # The next planner either finds the mark, or all segments, as none is removed after its claim is found.
             self.require_claim()
         self._tidy()

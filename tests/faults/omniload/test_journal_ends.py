@@ -1,9 +1,11 @@
 """A planner that ends at any call to the store of its journal: what was told is there, byte for byte, and goes on."""
 
+import errno
 import itertools
 import os
 import signal
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
@@ -254,6 +256,37 @@ def test_what_was_told_is_read_wherever_a_planner_ends_as_old_steps_are_dropped(
             following = ObjectStorage(store)
             following.claim()
             require_all_and_go_on(following, told)
+
+
+class FullOfMarks(MemoryStore):
+    """A store that has no room for one more object, if that is a mark, as long as ``is_full``."""
+
+    is_full = True
+
+    def publish(self, path, data, before=None, mode=None):
+        if self.is_full and "/from-" in path:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return MemoryStore.publish(self, path, data, before, mode)
+
+
+def test_a_journal_that_cannot_be_marked_stays_long_and_is_cut_at_a_later_base(caplog):
+    store = FullOfMarks()
+    place = ObjectStorage(store)
+    place.claim()
+    begins, room_from = {}, len(FOUND) - 2 * EVERY
+
+    def tell(step):
+        begins[step] = place.since().offset
+        store.is_full = step < room_from
+
+    with opened(place, FOUND[0], keep_steps=KEPT) as log:
+        appended(log, 0, SimpleNamespace(append=tell))
+
+    assert "stays long: [Errno 28] No space left on device" in caplog.text
+    assert {at for step, at in begins.items() if step <= room_from} == {0}
+    assert begins[FOUND[-1].step] > 0
+    base, records = read_journal(place)
+    assert len(records) == FOUND[-1].step - base["step"]
 
 
 class Points:

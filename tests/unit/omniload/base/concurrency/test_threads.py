@@ -293,7 +293,7 @@ def test_a_wait_for_what_was_dropped_ends_once_all_is_closed_even_if_a_close_fai
         close_dropped(os.getpid(), fails)
         close_dropped(os.getpid(), lambda: closed.append("closed"))
         close_dropped(os.getpid() + 1, lambda: closed.append("of a fork"))
-    wait_for_dropped()
+    wait_for_dropped("a plane")
 
     assert sorted(closed) == ["closed", "failed"]
     assert told.wait(_LONG_S)
@@ -308,4 +308,16 @@ def test_what_was_dropped_and_no_thread_can_close_holds_up_nobody(monkeypatch):
         with pytest.raises(RuntimeError, match="new thread"):
             close_dropped(os.getpid(), print)
 
-    wait_for_dropped()
+    wait_for_dropped("a plane")
+
+
+def test_a_wait_for_what_was_dropped_says_for_what_once_it_takes_too_long(monkeypatch):
+    monkeypatch.setattr(threads, "_DROPPED_S", 0.01)
+    hangs = _thread.allocate_lock()
+    with hangs:
+        close_dropped(os.getpid(), hangs.acquire)
+        with pytest.raises(UnavailableError, match="a plane is still being closed after 0 s; see"):
+            wait_for_dropped("a plane")
+
+    monkeypatch.undo()
+    wait_for_dropped("a plane")
