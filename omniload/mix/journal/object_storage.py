@@ -176,8 +176,7 @@ class ObjectStorage(JournalStorage):
             self.in_room(lambda: self._put(end, content), self.folder)
         self._broken = False
         while (due := self._merging.due()) is not None:
-            merged, whole, small = due
-            self._later(partial(self._replace, merged, whole, small))
+            self._later(partial(self._replace, *due))
 
     @override
     def since(self) -> Since:
@@ -187,9 +186,8 @@ class ObjectStorage(JournalStorage):
     @override
     def drop_before(self, since: Since) -> bool:
         assert self._life is not None, "claimed"
-        mark = Mark(since, self._life)
         try:
-            self.store.publish(f"{_LINES}/{mark.name}", b"")
+            self.store.publish(f"{_LINES}/{Mark(since, self._life).name}", b"")
         except (OSError, UnavailableError) as error:
             # A long journal is no reason to stop, and the next base tries again.
             _LOG.warning("%s stays long: %s", self, error)
@@ -300,10 +298,9 @@ class ObjectStorage(JournalStorage):
         return [life for life in found if life is not None]
 
     def _listed(self, folder: str) -> Sequence[Entry]:
-        try:
+        with suppress(FileNotFoundError):
             return self.store.listing(folder)
-        except FileNotFoundError:
-            return ()
+        return ()
 
     def _replace(self, merged: Segment, content: bytes, small: Sequence[Segment]) -> None:
         # Written before any is removed: in between, the bytes exist twice, which readers can handle.
